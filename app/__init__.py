@@ -1,0 +1,1 @@
+"""The page: a Gradio interface over engines/. It never touches torch or transformers itself."""

@@ -1,0 +1,219 @@
+"""The switches of the compressed side, made from the descriptions in engines/config.py.
+
+A control is a value and what a person must know about it; the panel draws it. Values go to a CompressionConfig and
+back without loss, so no control can be one that changes nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from engines.config import CompressionConfig, allowed_range
+from engines.pruning.base import MethodDescription
+from engines.results import Capabilities, Capability
+
+Kind = Literal["choice", "switch", "number"]
+METHOD = ("pruning", "method")
+TOP_K = ("experts", "top_k")
+PRECISION = "precision"
+OPTIONS = ("pruning", "options")
+
+
+@dataclass(frozen=True)
+class Control:
+    """One switch. `path` is where its value goes in `CompressionConfig.to_dict()`."""
+
+    path: tuple[str, ...]
+    label: str
+    help: str
+    kind: Kind
+    default: Any
+    low: float = 0.0
+    high: float = 1.0
+    step: float = 1.0
+    whole: bool = False
+    choices: tuple[tuple[str, str], ...] = ()
+    """(what the page shows, value)"""
+    method: str = ""
+    """The pruning method whose parameter it is, if it is one."""
+    why_not: str = ""
+    """Why it cannot be used here; empty when it can."""
+
+    @property
+    def name(self) -> str:
+        return ".".join((*self.path[:2], self.method, *self.path[2:]) if self.method else self.path)
+
+
+def make_controls(capabilities: Capabilities, methods: Sequence[MethodDescription]) -> tuple[Control, ...]:
+    """Every setting of CompressionConfig and every method's own parameters, in the order of the page."""
+    controls: list[Control] = []
+    for section in dataclasses.fields(CompressionConfig):
+        for item in dataclasses.fields(section.default_factory):  # type: ignore[arg-type, misc]
+            path = (section.name, item.name)
+            if path == OPTIONS:
+                controls += [
+                    described((*OPTIONS, name), default, metadata, kind, method=method.name)
+                    for method in methods
+                    for name, default, metadata, kind in method.parameters
+                ]
+            elif path == METHOD:
+                controls.append(_method(item, capabilities.pruning, methods))
+            elif path == TOP_K:
+                controls.append(_top_k(item, capabilities))
+            elif section.name == PRECISION:
+                controls.append(_precision(item, capabilities.precisions))
+            else:
+                controls.append(described(path, item.default, item.metadata, str(item.type)))
+    return tuple(controls)
+
+
+def described(path: tuple[str, ...], default: Any, metadata: Any, kind: str, method: str = "") -> Control:
+    """A control from a `setting()` and the name of its type."""
+    if metadata["choices"] is not None:
+        choices = tuple((choice, choice) for choice in metadata["choices"])
+        return Control(path, metadata["label"], metadata["help"], "choice", default, choices=choices, method=method)
+    if kind.startswith("bool"):
+        return Control(path, metadata["label"], metadata["help"], "switch", default, method=method)
+    step = metadata["step"] or 1
+    # A slider has no open end: the first step above an excluded bound is its lowest value.
+    low = metadata["low"] if metadata["low"] is not None else metadata["above"] + step
+    return Control(
+        path,
+        metadata["label"],
+        metadata["help"],
+        "number",
+        default,
+        low=low,
+        high=metadata["high"],
+        step=step,
+        whole=kind.startswith("int"),
+        method=method,
+    )
+
+
+def _method(
+    item: dataclasses.Field, capabilities: Sequence[Capability], methods: Sequence[MethodDescription]
+) -> Control:
+    refused = {capability.name: capability.reason for capability in capabilities if not capability.available}
+    usable = [method for method in methods if method.name not in refused]
+    reasons = [f"{method.label} is not available: {refused[method.name]}" for method in methods if method.name in refused]
+    default = item.default if any(method.name == item.default for method in usable) else usable[0].name
+    return Control(
+        METHOD,
+        item.metadata["label"],
+        " ".join([item.metadata["help"], *reasons]),
+        "choice",
+        default,
+        choices=tuple((method.label, method.name) for method in usable),
+    )
+
+
+def _top_k(item: dataclasses.Field, capabilities: Capabilities) -> Control:
+    own = capabilities.own_top_k
+    metadata = item.metadata
+    if own is None:
+        return Control(
+            TOP_K, metadata["label"], metadata["help"], "number", 1, low=1, high=2, whole=True,
+            why_not="This model has no experts.",
+        )  # fmt: skip
+    note = f" Here that is {own} of {capabilities.experts}."
+    if own == 1:
+        return Control(
+            TOP_K, metadata["label"], metadata["help"] + note, "number", 1, low=1, high=2, whole=True,
+            why_not="This model uses one expert per token already.",
+        )  # fmt: skip
+    return Control(TOP_K, metadata["label"], metadata["help"] + note, "number", own, low=1, high=own, whole=True)
+
+
+def _precision(item: dataclasses.Field, capabilities: Sequence[Capability]) -> Control:
+    refused = {capability.name: capability.reason for capability in capabilities if not capability.available}
+    part = {
+        choice: refused.get(f"{item.name}.{choice}", refused.get(choice)) for choice in item.metadata["choices"]
+    }
+    reasons = "".join(f" {choice} is not available: {reason}" for choice, reason in part.items() if reason)
+    return Control(
+        (PRECISION, item.name),
+        item.metadata["label"],
+        item.metadata["help"] + reasons,
+        "choice",
+        item.default,
+        choices=tuple((choice, choice) for choice, reason in part.items() if reason is None),
+    )
+
+
+def to_config(controls: Sequence[Control], values: Sequence[Any]) -> CompressionConfig:
+    """The configuration that the controls show. ValueError, with a sentence, where a value cannot be used."""
+    built: dict[str, dict[str, Any]] = CompressionConfig.full().to_dict()
+    built["pruning"]["options"] = {}
+    chosen = next(value for control, value in zip(controls, values, strict=True) if control.path == METHOD)
+    for control, value in zip(controls, values, strict=True):
+        if control.why_not or (control.method and control.method != chosen):
+            continue
+        if control.kind == "number":
+            value = _number(control, value)
+        if control.path == TOP_K and value == control.default:
+            value = None
+        target: dict[str, Any] = built
+        for key in control.path[:-1]:
+            target = target[key]
+        target[control.path[-1]] = value
+    return CompressionConfig.from_dict(built)
+
+
+def to_values(controls: Sequence[Control], config: CompressionConfig) -> list[Any]:
+    """What the controls show for a configuration: the inverse of `to_config`."""
+    values = config.to_dict()
+    shown = []
+    for control in controls:
+        if control.method:
+            own = config.pruning.options if control.method == config.pruning.method else {}
+            shown.append(own.get(control.path[-1], control.default))
+            continue
+        value = values[control.path[0]][control.path[1]]
+        shown.append(control.default if control.path == TOP_K and value is None else value)
+    return shown
+
+
+def _number(control: Control, value: Any) -> int | float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        allowed = allowed_range({"low": control.low, "high": control.high, "above": None}, whole=control.whole)
+        raise ValueError(f"{control.label} is empty; it must be {allowed}.")
+    # Steps of 0.05 arrive as 0.15000000000000002; a fractional value of a whole number is left for the check.
+    return int(value) if control.whole and float(value).is_integer() else round(float(value), 6)
+
+
+def summary(config: CompressionConfig, controls: Sequence[Control]) -> list[str]:
+    """What is switched on, one short phrase each; empty when the configuration is the full model."""
+    labels = {control.path: control.label for control in controls if not control.method}
+    method = next(control for control in controls if control.path == METHOD)
+    names = {value: label for label, value in method.choices}
+    full, found = CompressionConfig.full(), []
+    if config.pruning.active:
+        found.append(f"keeps {config.pruning.keep_ratio * 100:.0f} % of visual tokens")
+        found.append(names.get(config.pruning.method, config.pruning.method))
+    if config.experts.top_k is not None:
+        found.append(f"{config.experts.top_k} experts per token")
+    precisions = dataclasses.asdict(config.precision)
+    if len(set(precisions.values())) == 1:
+        if config.precision != full.precision:
+            found.append(f"{config.precision.vision} throughout")
+    else:
+        found += [
+            f"{labels[(PRECISION, part)].lower()} {precision}"
+            for part, precision in precisions.items()
+            if precision != getattr(full.precision, part)
+        ]
+    found += [] if config.modality.image else ["no images"]
+    found += [] if config.modality.video else ["no videos"]
+    found += ["encoder cache"] if config.cache.encoder else []
+    return found
+
+
+def recommended() -> CompressionConfig:
+    """Where the page starts: half of the visual tokens, and no picture encoded twice."""
+    return CompressionConfig().with_settings(
+        ["pruning.method=mmr", "pruning.keep_ratio=0.5", "cache.encoder=true"]
+    )

@@ -1,0 +1,1 @@
+"""One file a panel: its components, and the functions that fill them."""

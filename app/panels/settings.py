@@ -1,0 +1,173 @@
+"""The live switches of the compressed side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gradio as gr
+
+from app import controls
+from app.controls import METHOD, PRECISION, Control
+from app.words import escape
+from engines.config import CompressionConfig
+from engines.pruning import describe_methods
+from engines.results import Capabilities
+
+MIXED = "mixed"
+GROUPS = {
+    "pruning": "Visual tokens",
+    "experts": "Experts",
+    "precision": "Precision",
+    "modality": "Media",
+    "cache": "Cache",
+}
+
+
+class SettingsPanel:
+    """Draws every control and knows how to read them. `inputs` are the components, in the order of `controls`."""
+
+    def __init__(self, capabilities: Capabilities) -> None:
+        self.methods = {method.name: method for method in describe_methods()}
+        self.controls = controls.make_controls(capabilities, tuple(self.methods.values()))
+        self.inputs: list[gr.components.Component] = []
+        self._start = controls.to_values(self.controls, controls.recommended())
+
+        with gr.Accordion("Compressed side", open=True, elem_id="settings", elem_classes="card"):
+            self.summary = gr.HTML(self.describe(*self._start), elem_id="settings-summary")
+            with gr.Row(elem_classes="buttons"):
+                recommended = gr.Button("Recommended", size="sm", elem_id="recommended")
+                full = gr.Button("Reset to full", size="sm", elem_id="reset")
+            for section, title in GROUPS.items():
+                gr.HTML(f"<h3>{title}</h3>", elem_classes="group-title")
+                if section == PRECISION:
+                    self._draw_precision()
+                else:
+                    self._draw_section(section)
+
+        method = self._input(METHOD)
+        self._options = [
+            component for control, component in zip(self.controls, self.inputs, strict=True) if control.method
+        ]
+        for button, config in ((recommended, controls.recommended()), (full, CompressionConfig.full())):
+            button.click(
+                lambda config=config: self._show(config),
+                outputs=[*self.inputs, self._all],
+                queue=False,
+                show_progress="hidden",
+                api_visibility="private",
+            )
+        gr.on(
+            [component.change for component in self.inputs],  # type: ignore[attr-defined]
+            self.describe,
+            inputs=self.inputs,
+            outputs=self.summary,
+            queue=False,
+            show_progress="hidden",
+            trigger_mode="always_last",
+            api_visibility="private",
+        )
+        method.change(  # type: ignore[attr-defined]
+            self._show_method,
+            inputs=method,
+            outputs=[method, *self._options],
+            queue=False,
+            show_progress="hidden",
+            api_visibility="private",
+        )
+
+    def config(self, values: Sequence[Any]) -> CompressionConfig:
+        """The configuration shown; ValueError with a sentence where it cannot be used."""
+        return controls.to_config(self.controls, values)
+
+    def describe(self, *values: Any) -> str:
+        """What differs from the full model, in one line."""
+        try:
+            found = controls.summary(self.config(values), self.controls)
+        except ValueError as error:
+            return f'<p class="summary wrong">{escape(str(error))}</p>'
+        if not found:
+            return '<p class="summary">All off: the same as the full model.</p>'
+        return '<p class="summary">' + "".join(f'<span class="chip on">{escape(part)}</span>' for part in found) + "</p>"
+
+    def _draw_section(self, section: str) -> None:
+        for control, value in zip(self.controls, self._start, strict=True):
+            if control.path[0] == section:
+                self.inputs.append(self._draw(control, value))
+
+    def _draw_precision(self) -> None:
+        parts = [control for control in self.controls if control.path[0] == PRECISION]
+        values = [value for control, value in zip(self.controls, self._start, strict=True) if control in parts]
+        shared = [choice for choice in parts[0].choices if all(choice in part.choices for part in parts)]
+        missing = {reason for part in parts if (reason := part.help.partition(" is not available: ")[2])}
+        self._all = gr.Dropdown(
+            [*shared, ("different by part", MIXED)],
+            value=_common(values),
+            label="All parts",
+            info="Number format of the weights. native is as the checkpoint was loaded."
+            + "".join(f" Some are not available: {reason}" for reason in sorted(missing)),
+            elem_id="set-precision-all",
+        )
+        with gr.Accordion("Part by part", open=False, elem_classes="inner"):
+            drawn = [self._draw(control, value) for control, value in zip(parts, values, strict=True)]
+        self.inputs += drawn
+        # `input` and not `change`: only what the visitor chooses may set the others, or the two would chase each other.
+        self._all.input(
+            lambda choice: [gr.skip()] * len(drawn) if choice == MIXED else [choice] * len(drawn),
+            inputs=self._all,
+            outputs=drawn,
+            queue=False,
+            show_progress="hidden",
+            api_visibility="private",
+        )
+        gr.on(
+            [component.input for component in drawn],  # type: ignore[attr-defined]
+            lambda *chosen: _common(chosen),
+            inputs=drawn,
+            outputs=self._all,
+            queue=False,
+            show_progress="hidden",
+            api_visibility="private",
+        )
+
+    def _draw(self, control: Control, value: Any) -> gr.components.Component:
+        common: dict[str, Any] = {
+            "label": control.label,
+            "info": control.why_not or control.help,
+            "value": value,
+            "interactive": not control.why_not,
+            "elem_id": f"set-{control.name.replace('.', '-')}",
+        }
+        if control.path == METHOD:
+            common["info"] = self._method_help(value)
+        if control.method:
+            common["visible"] = control.method == self._start[self.controls.index(self._control(METHOD))]
+        if control.kind == "switch":
+            return gr.Checkbox(**common)
+        if control.kind == "choice":
+            return gr.Dropdown(list(control.choices), **common)
+        return gr.Slider(control.low, control.high, step=control.step, **common)
+
+    def _control(self, path: tuple[str, ...]) -> Control:
+        return next(control for control in self.controls if control.path == path)
+
+    def _input(self, path: tuple[str, ...]) -> gr.components.Component:
+        return self.inputs[self.controls.index(self._control(path))]
+
+    def _method_help(self, name: str) -> str:
+        # The control's own help carries the reasons why other methods are missing.
+        reasons = self._control(METHOD).help.partition(". ")[2]
+        return " ".join(part for part in (self.methods[name].help, reasons) if part)
+
+    def _show_method(self, name: str) -> list[Any]:
+        updates = [gr.update(visible=control.method == name) for control in self.controls if control.method]
+        return [gr.update(info=self._method_help(name)), *updates]
+
+    def _show(self, config: CompressionConfig) -> list[Any]:
+        return [*controls.to_values(self.controls, config), _common(list(vars(config.precision).values()))]
+
+
+def _common(values: Sequence[str]) -> str:
+    return values[0] if len(set(values)) == 1 else MIXED
+
+

@@ -1,0 +1,149 @@
+"""Which visual tokens were kept, drawn over the picture that the model saw."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import plotly.graph_objects as go
+
+from app.plots.figure import GREY, blank_layout
+from app.words import escape
+from engines.results import FramePruning
+
+View = Literal["score", "kept"]
+VIEWS: tuple[View, View] = ("score", "kept")
+DROPPED_COLOUR = "#20262e"
+
+
+def heatmap(frame: FramePruning, picture: str | None, size: tuple[int, int], view: View, opacity: float) -> go.Figure:
+    """Cells over the picture.
+
+    `picture` is a data URL, `size` its (width, height) in pixels: the cells tile exactly that rectangle. Without
+    scores the score view is the kept view, and the panel says why.
+    """
+    width, height = size
+    cell_width, cell_height = width / frame.columns, height / frame.rows
+    figure = go.Figure(layout=blank_layout(plot_height(size)))
+    if picture is not None:
+        figure.add_layout_image(
+            source=picture, xref="x", yref="y", x=0, y=0, sizex=width, sizey=height, sizing="stretch", layer="below"
+        )
+    scored = view == "score" and frame.scores is not None
+    figure.add_heatmap(
+        z=_grid(frame, list(frame.scores or ()) if scored else [float(kept) for kept in frame.kept]),
+        x0=cell_width / 2,
+        dx=cell_width,
+        y0=cell_height / 2,
+        dy=cell_height,
+        # row, column, score, kept: read by the hover text, and by whoever counts the kept cells
+        customdata=_grid(frame, [_cell(frame, index) for index in range(len(frame.kept))]),
+        opacity=opacity,
+        hovertemplate=(
+            "Row %{customdata[0]}, column %{customdata[1]}<br>Score %{customdata[2]}<br>%{customdata[3]}<extra></extra>"
+        ),
+        xgap=1,
+        ygap=1,
+        **_colours(scored),
+    )
+    _mark_dropped(figure, frame, cell_width, cell_height, size)
+    figure.update_layout(
+        margin={"l": 4, "r": 4, "t": 34, "b": 58 if scored else 8},
+        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "itemclick": False, "itemdoubleclick": False},
+        xaxis={"range": [0, width], "visible": False, "fixedrange": True, "constrain": "domain"},
+        yaxis={
+            "range": [height, 0],
+            "visible": False,
+            "fixedrange": True,
+            "scaleanchor": "x",
+            "constrain": "domain",
+            "constraintoward": "top",
+        },
+    )
+    return figure
+
+
+def plot_height(size: tuple[int, int]) -> int:
+    """Explicit, and by the shape of the picture: wide strips need less."""
+    width, height = size
+    return int(min(520, max(240, 640 * height / width))) + 92
+
+
+def _colours(scored: bool) -> dict[str, object]:
+    if scored:
+        bar = {
+            "orientation": "h",
+            "thickness": 10,
+            "len": 0.6,
+            "x": 0.5,
+            "y": 0,
+            "yanchor": "top",
+            "ypad": 6,
+            "outlinewidth": 0,
+            "title": {"text": "Score (higher is kept sooner)", "side": "bottom", "font": {"size": 11}},
+            "nticks": 5,
+        }
+        return {"colorscale": "Cividis", "colorbar": bar}
+    # Kept cells show the picture; dropped ones are covered.
+    scale = [[0.0, DROPPED_COLOUR], [0.5, DROPPED_COLOUR], [0.5, "rgba(0,0,0,0)"], [1.0, "rgba(0,0,0,0)"]]
+    return {"colorscale": scale, "zmin": 0, "zmax": 1, "showscale": False}
+
+
+def _mark_dropped(
+    figure: go.Figure, frame: FramePruning, cell_width: float, cell_height: float, size: tuple[int, int]
+) -> None:
+    """A cross on every dropped cell, so that kept and dropped differ by more than colour."""
+    dropped = [divmod(index, frame.columns) for index, kept in enumerate(frame.kept) if not kept]
+    # About 0.6 screen pixels a picture pixel at most; small cells get small crosses.
+    on_screen = min(cell_width, cell_height) * min(1.0, 600 / max(size))
+    figure.add_scatter(
+        x=[(column + 0.5) * cell_width for _, column in dropped] or [None],
+        y=[(row + 0.5) * cell_height for row, _ in dropped] or [None],
+        mode="markers",
+        name=f"Dropped ({len(dropped)})",
+        marker={
+            "symbol": "x",
+            "size": max(3.0, min(8.0, on_screen * 0.3)),
+            "color": "#ffffff",
+            "line": {"color": "#11151a", "width": 1},
+        },
+        hoverinfo="skip",
+        showlegend=True,
+    )
+    figure.add_scatter(
+        x=[None],
+        y=[None],
+        mode="markers",
+        name=f"Kept ({sum(frame.kept)})",
+        marker={"symbol": "square-open", "size": 9, "color": GREY, "line": {"width": 1.5}},
+        hoverinfo="skip",
+        showlegend=True,
+    )
+
+
+def _grid(frame: FramePruning, values: list) -> list[list]:
+    return [values[row * frame.columns : (row + 1) * frame.columns] for row in range(frame.rows)]
+
+
+def _cell(frame: FramePruning, index: int) -> list[object]:
+    row, column = divmod(index, frame.columns)
+    score = "not given" if frame.scores is None else f"{frame.scores[index]:.3g}"
+    return [row + 1, column + 1, score, "Kept" if frame.kept[index] else "Dropped"]
+
+
+def heatmap_table(frame: FramePruning) -> str:
+    """The same grid as an HTML table: the score of each cell, with a cross where it was dropped."""
+    head = "".join(f'<th scope="col">{column + 1}</th>' for column in range(frame.columns))
+    body = []
+    for row in range(frame.rows):
+        cells = []
+        for column in range(frame.columns):
+            _, _, score, state = _cell(frame, row * frame.columns + column)
+            mark = "✓" if state == "Kept" else "×"
+            text = mark if frame.scores is None else f"{mark} {score}"
+            cells.append(f'<td class="{str(state).lower()}">{text}</td>')
+        body.append(f'<tr><th scope="row">{row + 1}</th>{"".join(cells)}</tr>')
+    return (
+        f'<p class="hint">{escape(frame.name)}: score of each cell; ✓ kept, × dropped. Rows and columns as in the'
+        f' picture.</p><div class="scroll"><table class="figures grid"><thead><tr><td></td>{head}</tr></thead>'
+        f"<tbody>{''.join(body)}</tbody></table></div>"
+    )

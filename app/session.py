@@ -1,0 +1,151 @@
+"""What one visitor sees, and the runs that may be stopped. Nothing here is shared between visitors."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from engines.compare import SIDES, Comparison, Side
+from engines.config import CompressionConfig
+from engines.results import PruneReport, RunRequest, RunResult
+
+
+class Phase(StrEnum):
+    """Where one of the two answers is."""
+
+    IDLE = "idle"
+    QUEUED = "queued"
+    PREPARING = "preparing"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    NOT_RUN = "not run"
+
+
+ACTIVE = (Phase.QUEUED, Phase.PREPARING, Phase.RUNNING)
+
+
+@dataclass
+class SideView:
+    """One answer as it comes in."""
+
+    phase: Phase = Phase.IDLE
+    stage: str = ""
+    text: str = ""
+    tokens: int = 0
+    result: RunResult | None = None
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What the model saw, small enough to send: a JPEG data URL and its size in pixels."""
+
+    url: str
+    width: int
+    height: int
+
+
+@dataclass
+class Session:
+    """The page's state, kept by Gradio for each visitor. Plain data: Gradio copies the initial one."""
+
+    sides: dict[Side, SideView] = field(default_factory=lambda: {side: SideView() for side in SIDES})
+    comparison: Comparison | None = None
+    error: str = ""
+    """The one sentence that says why there is no answer."""
+    stopping: bool = False
+    stopped: bool = False
+    ticket: int = 0
+    """Number of the run that the page shows."""
+    pictures: dict[tuple[int, int], Picture] = field(default_factory=dict)
+    """By (item, frame) of the run that the page shows."""
+
+    def begin(self, ticket: int) -> None:
+        """Forget the last run and wait for the engine."""
+        self.sides = {side: SideView(Phase.QUEUED) for side in SIDES}
+        self.comparison, self.error, self.ticket = None, "", ticket
+        self.stopping = self.stopped = False
+        self.pictures = {}
+
+    def fail(self, sentence: str) -> None:
+        """The run ended with this sentence: what has not ended yet did not happen."""
+        self.error, self.stopping = sentence, False
+        for view in self.sides.values():
+            if view.phase in (Phase.PREPARING, Phase.RUNNING):
+                view.phase = Phase.FAILED
+            elif view.phase != Phase.DONE:
+                view.phase = Phase.NOT_RUN
+
+    def stop(self) -> None:
+        """The visitor ended the run: partial answers stay."""
+        self.stopping, self.stopped = False, True
+        for view in self.sides.values():
+            if view.phase in ACTIVE:
+                view.phase = Phase.NOT_RUN if view.phase == Phase.QUEUED else Phase.STOPPED
+
+    @property
+    def active(self) -> bool:
+        return any(view.phase in ACTIVE for view in self.sides.values())
+
+    @property
+    def results(self) -> dict[Side, RunResult]:
+        return {side: view.result for side, view in self.sides.items() if view.result is not None}
+
+    @property
+    def report(self) -> PruneReport | None:
+        """What pruning did in the compressed run."""
+        result = self.sides["compressed"].result
+        return result.prune_report if result is not None else None
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """A run that was asked for. `cancel` is also in the request, where the engine looks at it."""
+
+    number: int
+    request: RunRequest
+    compressed: CompressionConfig
+    cancel: threading.Event
+
+
+class Tickets:
+    """The run that each visitor asked for last. Kept apart from Session because an Event cannot be copied."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last = 0
+        self._by_visitor: dict[str, Ticket] = {}
+
+    def issue(self, visitor: str, request: RunRequest, compressed: CompressionConfig) -> Ticket:
+        """A new ticket; whatever the visitor had running is told to stop."""
+        if request.cancel is None:
+            raise ValueError("a request for the page must carry an Event to cancel it with")
+        with self._lock:
+            self._last += 1
+            before = self._by_visitor.get(visitor)
+            ticket = Ticket(self._last, request, compressed, request.cancel)
+            self._by_visitor[visitor] = ticket
+        if before is not None:
+            before.cancel.set()
+        return ticket
+
+    def get(self, visitor: str, number: int) -> Ticket | None:
+        """The visitor's ticket if it is still this one."""
+        with self._lock:
+            ticket = self._by_visitor.get(visitor)
+        return ticket if ticket is not None and ticket.number == number else None
+
+    def stop(self, visitor: str) -> None:
+        """Tell the visitor's run to end after the token in progress."""
+        with self._lock:
+            ticket = self._by_visitor.get(visitor)
+        if ticket is not None:
+            ticket.cancel.set()
+
+    def drop(self, visitor: str, number: int) -> None:
+        with self._lock:
+            ticket = self._by_visitor.get(visitor)
+            if ticket is not None and ticket.number == number:
+                del self._by_visitor[visitor]

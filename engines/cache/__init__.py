@@ -1,0 +1,1 @@
+"""Reuse of work from earlier runs, bounded by bytes and counted."""

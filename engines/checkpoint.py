@@ -1,0 +1,169 @@
+"""Find and load a checkpoint: the bundled demo, a local folder, or a hub id, all through transformers' own classes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import transformers
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+from engines.structure import Structure
+
+DEMO = "demo"
+DEMO_FOLDER = Path(__file__).resolve().parent.parent / "assets" / "demo"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint or device that cannot be used, in one sentence."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A loaded model, its processor, and what identifies it."""
+
+    name: str
+    structure: Structure
+    processor: Any
+    device: torch.device
+    dtype: torch.dtype
+    digest: str
+    """SHA-256 over the configuration and the weight files' sizes, headers and ends."""
+    is_demo: bool
+
+    @property
+    def model(self) -> Any:
+        return self.structure.model
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.processor.tokenizer
+
+    @property
+    def family(self) -> str:
+        return str(self.structure.config.model_type)
+
+    @property
+    def parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+
+def load_checkpoint(name: str = DEMO, device: str = "auto", dtype: str = "auto") -> Checkpoint:
+    """Load `demo`, a folder or a hub id. Raises CheckpointError with one sentence when that can't be done."""
+    chosen = pick_device(device)
+    folder, is_demo = _locate(name)
+    config = _read_config(name, folder)
+    wanted = _pick_dtype(dtype, chosen, config, _weight_bytes(folder))
+    try:
+        processor = transformers.AutoProcessor.from_pretrained(folder)
+        model = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=wanted)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise CheckpointError(f"The checkpoint {name} could not be loaded: {_first_line(error)}") from error
+    model = model.to(chosen).eval()
+    return Checkpoint(
+        name="Demo checkpoint" if is_demo else name,
+        structure=Structure(model),
+        processor=processor,
+        device=chosen,
+        dtype=model.dtype,
+        digest=_digest(folder),
+        is_demo=is_demo,
+    )
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` takes CUDA, then Apple's MPS, then the CPU. Raises CheckpointError for a device that is not there."""
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda", 0)
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise CheckpointError(f"Device {name!r} is not known; use auto, cpu, cuda, cuda:1 or mps.") from error
+    if device.type == "cuda":
+        found = torch.cuda.device_count()
+        if (device.index or 0) >= found:
+            raise CheckpointError(f"Device {name!r} is not there: {found} CUDA device(s) found; use auto or cpu.")
+    elif device.type == "mps":
+        if not torch.backends.mps.is_available():
+            raise CheckpointError("Device 'mps' is not there on this machine; use auto or cpu.")
+    elif device.type != "cpu":
+        raise CheckpointError(f"Device {name!r} is not supported; use auto, cpu, cuda, cuda:1 or mps.")
+    return device
+
+
+def _locate(name: str) -> tuple[Path, bool]:
+    if name == DEMO:
+        return DEMO_FOLDER, True
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise CheckpointError(f"The folder {name} holds no config.json; name a folder in transformers' format.")
+        return path, path.resolve() == DEMO_FOLDER
+    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise CheckpointError(f"There is no checkpoint folder {name}; name a folder, a hub id or {DEMO}.")
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(name, ignore_patterns=["*.bin", "*.pth", "*.gguf"])), False
+    except (HFValidationError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        raise CheckpointError(
+            f"There is no folder {name}, and the hub could not provide a model of that name ({_first_line(error)})."
+        ) from error
+
+
+def _read_config(name: str, folder: Path) -> Any:
+    try:
+        return transformers.AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"The configuration of {name} could not be read: {_first_line(error)}") from error
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise CheckpointError(f"The folder {folder.name} holds no .safetensors weights.")
+    return files
+
+
+def _weight_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in _weight_files(folder))
+
+
+def _pick_dtype(name: str, device: torch.device, config: Any, weight_bytes: int) -> torch.dtype:
+    """`auto`: the checkpoint's own format on a GPU. On a CPU fp32, its surest fast format, where that fits."""
+    if name != "auto":
+        if name not in DTYPES:
+            raise CheckpointError(f"Number format {name!r} is not known; use auto, {', '.join(DTYPES)}.")
+        return DTYPES[name]
+    stored = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None) or torch.float32
+    stored = getattr(torch, stored) if isinstance(stored, str) else stored
+    fits_in_fp32 = 2 * weight_bytes < psutil.virtual_memory().available // 4
+    return torch.float32 if device.type == "cpu" and fits_in_fp32 else stored
+
+
+def _digest(folder: Path) -> str:
+    """Identify a checkpoint without reading all of it, which for a large one would take minutes."""
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    edge = 1 << 20
+    for file in _weight_files(folder):
+        size = file.stat().st_size
+        digest.update(f"{file.name}:{size}".encode())
+        with file.open("rb") as stream:
+            digest.update(stream.read(edge))
+            if size > edge:
+                stream.seek(-min(edge, size - edge), os.SEEK_END)
+                digest.update(stream.read(edge))
+    return digest.hexdigest()
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,1 @@
+"""The bundled demo model: scene generator, tokenizer, trainer and held-out evaluation."""

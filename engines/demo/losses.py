@@ -1,0 +1,92 @@
+"""The losses of the demo's training beside the plain one on answer tokens, and the heads they need.
+
+Answers alone teach the vision tower very slowly. Two auxiliary losses tell it what lies under each visual token:
+- quadrants: a linear head names colour, shape and character under each of the token's four patches;
+- words: the token should point in embedding space towards the words for what it shows ("red" in all its spellings),
+  so that a question's word can find the visual token it is about.
+The heads are thrown away after training.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import Qwen2Tokenizer
+from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import load_balancing_loss_func
+
+from engines.demo import draw
+from engines.demo.words import LANGUAGES
+
+NOTHING_WEIGHT = 0.15  # most tokens show background; without this they would drown the rest
+_COSINE_SCALE = 12.0
+
+
+class VisualHeads(nn.Module):
+    """Auxiliary heads on the merged visual tokens (V, width)."""
+
+    def __init__(self, width: int, tokenizer: Qwen2Tokenizer, quadrants: int = 4):
+        super().__init__()
+        self.names = {
+            "colour": tuple(draw.COLOURS), "shape": draw.SHAPES, "character": tuple(draw.SIGN_CHARACTERS)
+        }
+        self.quadrants = quadrants
+        self.linear = nn.ModuleDict(
+            {kind: nn.Linear(width, quadrants * (1 + len(names))) for kind, names in self.names.items()}
+        )
+        self.nothing = nn.ParameterDict({kind: nn.Parameter(torch.randn(width)) for kind in ("colour", "shape")})
+        self.spellings = {kind: _spellings(self.names[kind], tokenizer) for kind in self.nothing}
+
+    def quadrant_loss(self, tokens: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Mean cross entropy over kinds; labels int64 (V, quadrants) per kind, 0 = nothing."""
+        losses = []
+        for kind, head in self.linear.items():
+            logits = head(tokens).view(-1, 1 + len(self.names[kind]))
+            losses.append(F.cross_entropy(logits, labels[kind].reshape(-1), self._weights(kind, tokens)))
+        return torch.stack(losses).mean()
+
+    def word_loss(self, tokens: torch.Tensor, labels: dict[str, torch.Tensor], embedding: torch.Tensor):
+        """Cross entropy of cosines between visual tokens and word embeddings (vocabulary, width)."""
+        losses = []
+        for kind, spellings in self.spellings.items():
+            words = torch.stack([embedding[ids].mean(0) for ids in spellings])
+            rows = torch.cat([self.nothing[kind][None], words])
+            logits = _COSINE_SCALE * F.normalize(tokens, dim=-1) @ F.normalize(rows, dim=-1).T
+            losses.append(F.cross_entropy(logits, labels[kind].amax(1), self._weights(kind, tokens)))
+        return torch.stack(losses).mean()
+
+    def _weights(self, kind: str, like: torch.Tensor) -> torch.Tensor:
+        weights = like.new_ones(1 + len(self.names[kind]))
+        weights[0] = NOTHING_WEIGHT
+        return weights
+
+
+def _spellings(names: tuple[str, ...], tokenizer: Qwen2Tokenizer) -> list[torch.Tensor]:
+    """Per name the ids of its one-token spellings: bare, after a space, and in the other languages."""
+    found = []
+    for name in names:
+        written = [name, f" {name}", *(language.word(name) for language in LANGUAGES)]
+        ids = {tuple(tokenizer(text).input_ids) for text in written}
+        found.append(torch.tensor(sorted(i[0] for i in ids if len(i) == 1)))
+    return found
+
+
+def balance_loss(router_logits: tuple[torch.Tensor, ...], experts: int, top_k: int) -> torch.Tensor:
+    """Router balance, layer by layer: 1 when all experts are used alike. Logits (tokens, experts) per layer.
+
+    Summed layer by layer because a layer that overuses an expert must not be excused by another that neglects it.
+    """
+    return torch.stack([load_balancing_loss_func((one,), experts, top_k) for one in router_logits]).mean() / top_k
+
+
+def answer_loss(logits: torch.Tensor, targets: torch.Tensor, question: torch.Tensor, count: int):
+    """Loss on answer tokens, and which questions were answered right (teacher forced).
+
+    logits (N, vocabulary), targets and question (N,): only the places that carry a target. Returns the mean loss and
+    a bool tensor (count,): all tokens of that question's answer are the most likely ones.
+    """
+    loss = F.cross_entropy(logits, targets)
+    with torch.no_grad():
+        wrong = (logits.argmax(-1) != targets).long()
+        right = torch.zeros(count, dtype=torch.long).index_add_(0, question, wrong) == 0
+    return loss, right

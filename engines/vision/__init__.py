@@ -1,0 +1,1 @@
+"""The vision tower: from pixels to merged visual tokens and deepstack features."""

@@ -1,0 +1,312 @@
+#!/usr/bin/env python
+"""The command line: start the workbench, answer one question without a browser, or see what this device can do."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engines.compare import Comparison
+    from engines.engine import Engine
+    from engines.results import Event, RunResult
+
+DESCRIPTION = """\
+Full and compressed Qwen-VL-MoE, side by side.
+
+  python launch.py                                  start the page with the bundled demo checkpoint
+  python launch.py --model Qwen/Qwen3-VL-30B-A3B-Instruct --device cuda
+  python launch.py run photo.jpg --question "What is this?" --compare --set pruning.keep_ratio=0.25
+  python launch.py check                            say what this device can do, and why not where it can't
+"""
+
+
+class UsageError(Exception):
+    """A command that cannot be carried out as given: one line, exit 2."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = build_parser().parse_args(arguments)
+    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+    from engines.checkpoint import CheckpointError
+    from engines.media import MediaError
+    from engines.results import EngineError
+
+    try:
+        return int(options.command(options) or 0)
+    except (UsageError, CheckpointError, ValueError) as error:
+        # MediaError is a ValueError, but it speaks of a file's content and not of the command.
+        print(f"launch.py: {error}", file=sys.stderr)
+        return 1 if isinstance(error, MediaError) else 2
+    except EngineError as error:
+        print(f"launch.py: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("launch.py: stopped.", file=sys.stderr)
+        return 130
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="launch.py", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    _add_model_options(parser, default=None)
+    page = parser.add_argument_group("the page")
+    page.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    page.add_argument("--port", type=int, default=7860, help="port to listen on (default: %(default)s)")
+    page.add_argument("--share", action="store_true", help="make a public link through Gradio's relay")
+    page.add_argument("--auth", metavar="USER:PASSWORD", help="ask visitors for this name and password")
+    page.add_argument(
+        "--max-upload-mb", type=int, default=200, metavar="MB", help="largest upload (default: %(default)s)"
+    )
+    page.add_argument(
+        "--open", action=argparse.BooleanOptionalAction, default=True, help="open the page in a browser (default: yes)"
+    )
+    parser.set_defaults(command=command_serve)
+
+    commands = parser.add_subparsers(title="commands", metavar="")
+    run = commands.add_parser(
+        "run",
+        help="answer one question about media, without a browser",
+        description="Answer one question about any number of images and videos, without a browser. "
+        "The result goes to stdout, progress to stderr.",
+    )
+    _add_model_options(run, default=argparse.SUPPRESS)
+    run.add_argument("media", nargs="*", type=Path, metavar="MEDIA", help="image and video files; none is text only")
+    run.add_argument("--question", "-q", required=True, help="what to ask")
+    run.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="GROUP.NAME=VALUE",
+        dest="assignments",
+        help="a compression setting, such as pruning.keep_ratio=0.5, pruning.method=random, experts.top_k=2, "
+        "precision.all=int8, precision.vision=bf16, modality.image=false, cache.encoder=true; may be repeated",
+    )
+    run.add_argument("--compare", action="store_true", help="run the full model too and compare")
+    run.add_argument("--json", action="store_true", help="print the whole result as JSON")
+    run.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="longest answer (default: %(default)s)")
+    run.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: %(default)s)")
+    run.add_argument("--top-p", type=float, default=1.0, metavar="P", help="nucleus sampling (default: %(default)s)")
+    run.add_argument("--seed", type=int, default=0, metavar="S", help="seed of random draws (default: %(default)s)")
+    run.add_argument("--fps", type=float, metavar="F", help="sample a video at F frames a second (default: 2)")
+    run.add_argument("--frames", type=int, metavar="N", help="sample N frames of a video instead")
+    run.set_defaults(command=command_run)
+
+    check = commands.add_parser(
+        "check",
+        help="say what this device can do",
+        description="Say line by line what this device can do with the checkpoint, and why not where it can't.",
+    )
+    _add_model_options(check, default=argparse.SUPPRESS)
+    check.set_defaults(command=command_check)
+    return parser
+
+
+def _add_model_options(parser: argparse.ArgumentParser, default: Any) -> None:
+    def either(value: str) -> Any:
+        return value if default is None else default
+
+    group = parser.add_argument_group("the model")
+    group.add_argument(
+        "--model", default=either("demo"), help="checkpoint folder or hub id (default: the bundled demo)"
+    )
+    group.add_argument("--device", default=either("auto"), help="auto, cpu, cuda, cuda:1 or mps (default: auto)")
+    group.add_argument(
+        "--dtype",
+        default=either("auto"),
+        help="auto, fp32, bf16 or fp16: how the weights are loaded (default: auto, which is the "
+        "checkpoint's own format on a GPU, and on a CPU fp32 where it fits)",
+    )
+
+
+# ---- the page ----
+
+
+def command_serve(options: argparse.Namespace) -> None:
+    auth = _parse_auth(options.auth)
+    if options.max_upload_mb < 1:
+        raise UsageError(f"--max-upload-mb is {options.max_upload_mb}; it must be at least 1.")
+    _check_port(options.host, options.port)
+    engine = _load(options)
+    from app.workbench import serve
+
+    serve(
+        engine,
+        host=options.host,
+        port=options.port,
+        share=options.share,
+        auth=auth,
+        max_upload_mb=options.max_upload_mb,
+        open_browser=options.open,
+    )
+
+
+def _parse_auth(text: str | None) -> tuple[str, str] | None:
+    if text is None:
+        return None
+    user, colon, password = text.partition(":")
+    if not colon or not user or not password:
+        raise UsageError("--auth must be of the form USER:PASSWORD.")
+    return user, password
+
+
+def _check_port(host: str, port: int) -> None:
+    """Find out before the model is loaded whether the page can have its address."""
+    if not 0 < port < 65536:
+        raise UsageError(f"--port is {port}; it must be from 1 to 65535.")
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise UsageError(f"--host {host} is not an address of this machine ({error.strerror}).") from error
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            raise UsageError(f"Cannot listen on {host}:{port} ({error.strerror}); choose another --port.") from error
+
+
+def _load(options: argparse.Namespace) -> Engine:
+    import transformers
+
+    from engines.engine import load_engine
+
+    print(f"Loading {options.model} ...", file=sys.stderr)
+    transformers.logging.set_verbosity_error()
+    if options.model == "demo":
+        transformers.logging.disable_progress_bar()
+    return load_engine(options.model, options.device, options.dtype)
+
+
+# ---- one question without a browser ----
+
+
+def command_run(options: argparse.Namespace) -> None:
+    from engines.compare import Comparison, SideEvent, compare
+    from engines.config import CompressionConfig, SamplingConfig
+    from engines.media import FrameSampling
+    from engines.results import Finished, RunRequest
+
+    if options.fps is not None and options.frames is not None:
+        raise UsageError("--fps and --frames exclude each other; give one.")
+    frames = FrameSampling()
+    if options.frames is not None:
+        frames = FrameSampling(fps=None, num_frames=options.frames, max_frames=max(options.frames, frames.max_frames))
+    elif options.fps is not None:
+        frames = FrameSampling(fps=options.fps)
+    request = RunRequest(
+        question=options.question,
+        media=tuple(options.media),
+        sampling=SamplingConfig(options.max_new_tokens, options.temperature, options.top_p, options.seed),
+        frames=frames,
+    )
+    config = CompressionConfig.full().with_settings(options.assignments)
+    engine = _load(options)
+    engine.check(config)
+    if options.compare:
+        outcome: Comparison | None = None
+        for item in compare(engine, request, CompressionConfig.full(), config):
+            if isinstance(item, SideEvent):
+                _report_progress(item.event, f"{item.side}: ")
+            else:
+                outcome = item
+        if outcome is not None:
+            _print(outcome.to_dict() if options.json else _describe_comparison(outcome))
+        return
+    for event in engine.run(request, config):
+        _report_progress(event, "")
+        if isinstance(event, Finished):
+            _print(event.result.to_dict() if options.json else _describe_result(event.result))
+
+
+def _print(outcome: dict[str, Any] | str) -> None:
+    import json
+
+    print(outcome if isinstance(outcome, str) else json.dumps(outcome, indent=2, ensure_ascii=False))
+
+
+def _report_progress(event: Event, prefix: str) -> None:
+    from engines.results import Finished, StageEnded, StageStarted
+
+    if isinstance(event, StageEnded):
+        print(f"{prefix}{event.span.name}: {event.span.duration_s * 1e3:.1f} ms", file=sys.stderr)
+    elif isinstance(event, StageStarted) and event.name in ("preparing weights", "warming up"):
+        print(f"{prefix}{event.name} ...", file=sys.stderr)
+    elif isinstance(event, Finished):
+        for warning in event.result.warnings:
+            print(f"{prefix}note: {warning}", file=sys.stderr)
+
+
+_FIGURES: tuple[tuple[str, str | None, Callable[[RunResult], str]], ...] = (
+    ("time to first token", "ttft", lambda result: _milliseconds(result.ttft_s)),
+    ("time per output token", "tpot", lambda result: _milliseconds(result.tpot_s)),
+    ("end to end", "total", lambda result: _milliseconds(result.trace.total_s)),
+    ("visual tokens", "visual_tokens", lambda result: str(result.visual_tokens)),
+    ("peak memory", "peak_memory", lambda result: _mebibytes(result.memory.peak_bytes)),
+    ("weights", "weights", lambda result: _mebibytes(result.memory.weight_bytes)),
+    ("KV cache", "kv_cache", lambda result: _mebibytes(result.memory.kv_cache_bytes)),
+    ("tokens in the answer", None, lambda result: str(len(result.tokens))),
+)
+
+
+def _describe_result(result: RunResult) -> str:
+    lines = [result.answer, ""]
+    lines += [f"{label:24}{show(result):>14}" for label, _, show in _FIGURES]
+    return "\n".join(lines)
+
+
+def _describe_comparison(outcome: Comparison) -> str:
+    ratios = outcome.ratios()
+    lines = [f"full:       {outcome.full.answer}", f"compressed: {outcome.compressed.answer}", ""]
+    lines.append(f"{'':24}{'full':>14}{'compressed':>14}{'ratio':>10}")
+    for label, ratio, show in _FIGURES:
+        value = ratios[ratio] if ratio else None
+        text = "" if value is None else f"{value:.2f}x"
+        lines.append(f"{label:24}{show(outcome.full):>14}{show(outcome.compressed):>14}{text:>10}")
+    difference = outcome.first_difference
+    lines.append("")
+    lines.append("The answers are the same." if difference is None else f"First different token: {difference + 1}.")
+    return "\n".join(lines)
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "not measured" if seconds is None else f"{seconds * 1e3:.1f} ms"
+
+
+def _mebibytes(size: int | None) -> str:
+    return "not measured" if size is None else f"{size / 2**20:.1f} MiB"
+
+
+# ---- what this device can do ----
+
+
+def command_check(options: argparse.Namespace) -> None:
+    from engines.capabilities import machine_capabilities
+
+    def show(found: Sequence[Any]) -> None:
+        for item in found:
+            mark = "yes" if item.available else "no "
+            print(f"  {mark}  {item.name:16}{item.detail if item.available else item.reason}")
+
+    print("This machine")
+    show(machine_capabilities())
+    offered = _load(options).capabilities()
+    print(f"\nThe model: {offered.model} ({offered.family}) on {offered.device}")
+    print("Precisions")
+    show(offered.precisions)
+    print("Pruning methods")
+    show(offered.pruning)
+    print("Others")
+    show(offered.others)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):
+        sys.exit(main())
