@@ -12,6 +12,7 @@ import psutil
 import torch
 import transformers
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+from safetensors import SafetensorError
 
 from engines.structure import Structure
 
@@ -62,9 +63,18 @@ def load_checkpoint(name: str = DEMO, device: str = "auto", dtype: str = "auto")
     wanted = _pick_dtype(dtype, chosen, config, _weight_bytes(folder))
     try:
         processor = transformers.AutoProcessor.from_pretrained(folder)
-        model = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=wanted)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        model, loading = transformers.AutoModelForImageTextToText.from_pretrained(
+            folder, dtype=wanted, output_loading_info=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"The checkpoint {name} could not be loaded: {_first_line(error)}") from error
+    # transformers fills what is missing with random weights and only warns; the answers would be noise.
+    lacking = sorted(loading["missing_keys"]) or sorted(str(key) for key in loading["mismatched_keys"])
+    if lacking:
+        raise CheckpointError(
+            f"The checkpoint {name} lacks {len(lacking)} tensor(s) that its configuration asks for, "
+            f"such as {lacking[0]}; download it again or name another."
+        )
     model = model.to(chosen).eval()
     return Checkpoint(
         name="Demo checkpoint" if is_demo else name,

@@ -132,7 +132,7 @@ def padded_frames(item: Media) -> tuple[np.ndarray, tuple[float, ...]]:
 def _as_tensor(item: Media) -> Tensor:
     """(frames, channels, height, width) uint8."""
     frames, _ = padded_frames(item)
-    return torch.from_numpy(np.ascontiguousarray(frames.transpose(0, 3, 1, 2)))
+    return torch.from_numpy(frames.transpose(0, 3, 1, 2).copy())
 
 
 def _metadata(item: Media) -> VideoMetadata:

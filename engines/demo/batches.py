@@ -1,8 +1,8 @@
 """Scenes to tensors: all questions of a scene share one picture in one sequence, and none sees another.
 
 A row is   prefix (turn start and visual tokens) | question 1, answer 1 | question 2, answer 2 | ...
-where every question attends to the prefix and to itself only, and its positions start right behind the prefix. Each
-one is therefore computed exactly as a prompt with a single question, at a fraction of the cost.
+where every question attends to the prefix and to itself only, and its positions start right behind the
+prefix. Each one is therefore computed exactly as a prompt with a single question, at a fraction of the cost.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ NO_LABEL = -100
 class Batch:
     """One training step's input. B rows, L tokens a row, V visual tokens in all.
 
-    inputs: keyword arguments of the model's forward pass, a custom mask (B, 1, L, L) and positions (3, B, L) included
-    targets: int64 (B, L), the token that each place should predict, NO_LABEL where nothing is asked
+    inputs: keyword arguments of the model's forward pass, a custom mask (B, 1, L, L) and positions (3, B, L)
+    included targets: int64 (B, L), the token that each place should predict, NO_LABEL where nothing is asked
     question: int64 (B, L), the running number of the question a target belongs to, -1 elsewhere
     questions: the questions by that number
-    quadrants: per kind ("colour", "shape", "character") int64 (V, 4), labels of the patches under a visual token
+    quadrants: per kind ("colour", "shape", "character") int64 (V, 4), labels of the patches under a visual
+    token
     """
 
     inputs: dict[str, torch.Tensor]
@@ -64,7 +65,9 @@ def encode_prompt(processor: Qwen3VLProcessor, scene: Scene, text: str) -> dict[
 
 
 def quadrant_labels(scene: Scene, merge: int, temporal: int) -> dict[str, np.ndarray]:
-    """Labels in the order of the visual tokens, int64 (tokens, merge * merge) per kind. A frame pair takes its first."""
+    """Labels in the order of the visual tokens, int64 (tokens, merge * merge) per kind. A frame pair takes
+    its first.
+    """
     arranged = {}
     for kind in ("colour", "shape", "character"):
         grid = getattr(scene.labels, kind)[::temporal]
@@ -81,7 +84,8 @@ class Packer:
         self.processor = processor
         self.positions_of = model.model.get_rope_index
         tokenizer = processor.tokenizer
-        # The text after a question, and its ids: taken from the chat template so that they cannot drift from it.
+        # The text after a question, and its ids: taken from the chat template so that they cannot drift from
+        # it.
         asked = processor.apply_chat_template([{"role": "user", "content": "?"}], add_generation_prompt=True)
         self.after_question = tokenizer(asked.split("?", 1)[1]).input_ids
         self.end_of_turn = tokenizer.convert_tokens_to_ids("<|im_end|>")
@@ -97,7 +101,9 @@ class Packer:
         return self._ids[text]
 
     def _prefix(self, scenes: list[Scene]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """Pixel tensors of all scenes, and the ids (P,) of the prompt up to the question (alike for all of them)."""
+        """Pixel tensors of all scenes, and the ids (P,) of the prompt up to the question (alike for all of
+        them).
+        """
         first = encode_prompt(self.processor, scenes[0], "")
         prompt = first["input_ids"][0]
         prefix = prompt[: len(prompt) - len(self.after_question)]
@@ -124,8 +130,12 @@ class Packer:
         start = int(prefix_positions.max()) + 1
         rows = []
         for questions in asked:
-            rows.append([(self.ids(q.text) + self.after_question, self.ids(q.answer) + [self.end_of_turn])
-                         for q in questions])
+            rows.append(
+                [
+                    (self.ids(q.text) + self.after_question, [*self.ids(q.answer), self.end_of_turn])
+                    for q in questions
+                ]
+            )
         length = len(prefix) + max(sum(len(p) + len(a) for p, a in row) for row in rows)
         # Round up: fewer distinct lengths let the allocator and the matrix kernels reuse what they have.
         length = -(-length // 16) * 16
@@ -152,8 +162,14 @@ class Packer:
                 at = end
         same = segment[:, :, None] == segment[:, None, :]
         mask = (same | (segment[:, None, :] == 0)).tril()
-        labels = [quadrant_labels(s, self.processor.image_processor.merge_size,
-                                  self.processor.image_processor.temporal_patch_size) for s in scenes]
+        labels = [
+            quadrant_labels(
+                s,
+                self.processor.image_processor.merge_size,
+                self.processor.image_processor.temporal_patch_size,
+            )
+            for s in scenes
+        ]
         quadrants = {k: torch.from_numpy(np.concatenate([part[k] for part in labels])) for k in labels[0]}
         inputs = {"input_ids": ids, "position_ids": positions, "attention_mask": mask[:, None], **media}
         return Batch(inputs, targets, number, flat, quadrants)

@@ -1,4 +1,5 @@
-"""What the demo checkpoint consists of: configuration, tokenizer, processor, and how they are written to a folder.
+"""What the demo checkpoint consists of: configuration, tokenizer, processor, and how they are written to a
+folder.
 
     python -m engines.demo.build OUT      writes a complete checkpoint with random weights
 
@@ -25,13 +26,22 @@ from transformers import (
 from engines.demo.tokenizer import CHAT_TEMPLATE, build_tokenizer
 
 PATCH_PX, MERGE, TEMPORAL = 16, 2, 2
-IMAGE_PIXELS = {"shortest_edge": 128 * 128, "longest_edge": 640 * 640}  # pixels of one image: 16 to 400 tokens
+IMAGE_PIXELS = {
+    "shortest_edge": 128 * 128,
+    "longest_edge": 640 * 640,
+}  # pixels of one image: 16 to 400 tokens
 # Pixels of a whole clip, all frames together: from two small frames to 16 of 320 x 320 (800 tokens).
 CLIP_PIXELS = {"shortest_edge": 2 * 128 * 128, "longest_edge": 16 * 320 * 320}
 
 
-def demo_config(tokenizer: Qwen2Tokenizer, width: int = 192, text_layers: int = 5, vision_layers: int = 4,
-                experts: int = 16, expert_width: int = 64) -> Qwen3VLMoeConfig:
+def demo_config(
+    tokenizer: Qwen2Tokenizer,
+    width: int = 192,
+    text_layers: int = 5,
+    vision_layers: int = 4,
+    experts: int = 16,
+    expert_width: int = 64,
+) -> Qwen3VLMoeConfig:
     """The demo's configuration. `width` is the hidden size of both towers, a multiple of 96."""
     heads = width // 32
     token = tokenizer.convert_tokens_to_ids
@@ -90,7 +100,13 @@ def build_processor(tokenizer: Qwen2Tokenizer | None = None) -> Qwen3VLProcessor
         image_processor=Qwen2VLImageProcessor(size=dict(IMAGE_PIXELS), **patches, **centred),
         tokenizer=tokenizer or build_tokenizer(),
         video_processor=Qwen3VLVideoProcessor(
-            size=dict(CLIP_PIXELS), min_frames=2, max_frames=32, fps=2, cap_pixels_per_frame=True, **patches, **centred
+            size=dict(CLIP_PIXELS),
+            min_frames=2,
+            max_frames=32,
+            fps=2,
+            cap_pixels_per_frame=True,
+            **patches,
+            **centred,
         ),
         chat_template=CHAT_TEMPLATE,
     )
@@ -103,7 +119,9 @@ def build_model(tokenizer: Qwen2Tokenizer, seed: int = 0, **sizes: int) -> Qwen3
         return Qwen3VLMoeForConditionalGeneration(demo_config(tokenizer, **sizes))
 
 
-def save_checkpoint(model: Qwen3VLMoeForConditionalGeneration, processor: Qwen3VLProcessor, folder: Path) -> None:
+def save_checkpoint(
+    model: Qwen3VLMoeForConditionalGeneration, processor: Qwen3VLProcessor, folder: Path
+) -> None:
     """Write weights (bfloat16), configuration and processor files in transformers' own format."""
     tokenizer = processor.tokenizer
     half = copy.deepcopy(model).to(torch.bfloat16)

@@ -1,4 +1,6 @@
-"""Pixels of the demo scenes: shapes, backgrounds and signs. Everything here is a pure function of its arguments."""
+"""Pixels of the demo scenes: shapes, backgrounds and signs. Everything here is a pure function of its
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ COLOURS: dict[str, tuple[int, int, int]] = {
     "purple": (140, 60, 190),
     "pink": (245, 140, 190),
 }
-COLOUR_JITTER = 14  # largest change of a channel; small enough that the nearest palette entry stays the named one
+COLOUR_JITTER = (
+    14  # largest change of a channel; small enough that the nearest palette entry stays the named one
+)
 SHAPES = ("circle", "square", "triangle", "diamond", "star", "cross", "heart", "arrow")
 SIZES_PX = {"small": 20, "medium": 32, "large": 48}
 BACKGROUNDS = ("plain", "gradient", "noise", "texture")
@@ -42,7 +46,20 @@ def _outline(shape: str) -> list[tuple[float, float]]:
         return [(0.5 + r * np.cos(a), 0.52 + r * np.sin(a)) for r, a in zip(radii, angles, strict=True)]
     if shape == "cross":
         a, b = 0.34, 0.66
-        return [(a, 0), (b, 0), (b, a), (1, a), (1, b), (b, b), (b, 1), (a, 1), (a, b), (0, b), (0, a), (a, a)]
+        return [
+            (a, 0),
+            (b, 0),
+            (b, a),
+            (1, a),
+            (1, b),
+            (b, b),
+            (b, 1),
+            (a, 1),
+            (a, b),
+            (0, b),
+            (0, a),
+            (a, a),
+        ]
     if shape == "arrow":
         return [(0, 0.33), (0.5, 0.33), (0.5, 0.02), (1, 0.5), (0.5, 0.98), (0.5, 0.67), (0, 0.67)]
     if shape == "heart":

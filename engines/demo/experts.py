@@ -1,7 +1,7 @@
 """A kernel for the experts that is quick to train with on a CPU; same result as transformers' plain loop.
 
-The plain loop indexes the fused weights once per expert, and every such index costs a zero-filled gradient as large as
-the whole layer. Sorting the (token, expert) pairs once and unbinding the weights once avoids that.
+The plain loop indexes the fused weights once per expert, and every such index costs a zero-filled gradient as
+large as the whole layer. Sorting the (token, expert) pairs once and unbinding the weights once avoids that.
 """
 
 from __future__ import annotations

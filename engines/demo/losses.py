@@ -1,8 +1,10 @@
 """The losses of the demo's training beside the plain one on answer tokens, and the heads they need.
 
-Answers alone teach the vision tower very slowly. Two auxiliary losses tell it what lies under each visual token:
+Answers alone teach the vision tower very slowly. Two auxiliary losses tell it what lies under each visual
+token:
 - quadrants: a linear head names colour, shape and character under each of the token's four patches;
-- words: the token should point in embedding space towards the words for what it shows ("red" in all its spellings),
+- words: the token should point in embedding space towards the words for what it shows ("red" in all its
+spellings),
   so that a question's word can find the visual token it is about.
 The heads are thrown away after training.
 """
@@ -28,13 +30,17 @@ class VisualHeads(nn.Module):
     def __init__(self, width: int, tokenizer: Qwen2Tokenizer, quadrants: int = 4):
         super().__init__()
         self.names = {
-            "colour": tuple(draw.COLOURS), "shape": draw.SHAPES, "character": tuple(draw.SIGN_CHARACTERS)
+            "colour": tuple(draw.COLOURS),
+            "shape": draw.SHAPES,
+            "character": tuple(draw.SIGN_CHARACTERS),
         }
         self.quadrants = quadrants
         self.linear = nn.ModuleDict(
             {kind: nn.Linear(width, quadrants * (1 + len(names))) for kind, names in self.names.items()}
         )
-        self.nothing = nn.ParameterDict({kind: nn.Parameter(torch.randn(width)) for kind in ("colour", "shape")})
+        self.nothing = nn.ParameterDict(
+            {kind: nn.Parameter(torch.randn(width)) for kind in ("colour", "shape")}
+        )
         self.spellings = {kind: _spellings(self.names[kind], tokenizer) for kind in self.nothing}
 
     def quadrant_loss(self, tokens: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -74,16 +80,20 @@ def _spellings(names: tuple[str, ...], tokenizer: Qwen2Tokenizer) -> list[torch.
 def balance_loss(router_logits: tuple[torch.Tensor, ...], experts: int, top_k: int) -> torch.Tensor:
     """Router balance, layer by layer: 1 when all experts are used alike. Logits (tokens, experts) per layer.
 
-    Summed layer by layer because a layer that overuses an expert must not be excused by another that neglects it.
+    Summed layer by layer because a layer that overuses an expert must not be excused by another that neglects
+    it.
     """
-    return torch.stack([load_balancing_loss_func((one,), experts, top_k) for one in router_logits]).mean() / top_k
+    return (
+        torch.stack([load_balancing_loss_func((one,), experts, top_k) for one in router_logits]).mean()
+        / top_k
+    )
 
 
 def answer_loss(logits: torch.Tensor, targets: torch.Tensor, question: torch.Tensor, count: int):
     """Loss on answer tokens, and which questions were answered right (teacher forced).
 
-    logits (N, vocabulary), targets and question (N,): only the places that carry a target. Returns the mean loss and
-    a bool tensor (count,): all tokens of that question's answer are the most likely ones.
+    logits (N, vocabulary), targets and question (N,): only the places that carry a target. Returns the mean
+    loss and a bool tensor (count,): all tokens of that question's answer are the most likely ones.
     """
     loss = F.cross_entropy(logits, targets)
     with torch.no_grad():

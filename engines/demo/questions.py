@@ -13,14 +13,17 @@ from engines.demo.words import CHINESE, ENGLISH, Language
 
 CHINESE_SHARE = 0.15
 
-# Centres nearer than this share of a side to a border between two thirds are not asked about: both names would do.
+# Centres nearer than this share of a side to a border between two thirds are not asked about: both names
+# would do.
 _BORDER = 0.03
 _ROWS, _COLUMNS = ("top", "middle", "bottom"), ("left", "center", "right")
 
 
 @dataclass(frozen=True)
 class Question:
-    """`template` names category, language and phrasing: the finest thing a blind guess can know beside the text."""
+    """`template` names category, language and phrasing: the finest thing a blind guess can know beside the
+    text.
+    """
 
     category: str
     text: str
@@ -31,7 +34,9 @@ class Question:
 
 @dataclass(frozen=True)
 class Fact:
-    """A question before it is put in words. Fills and answer use English keys; lists of (colour, shape) for things."""
+    """A question before it is put in words. Fills and answer use English keys; lists of (colour, shape) for
+    things.
+    """
 
     category: str
     answer: str | tuple[tuple[str, str], ...]
@@ -54,15 +59,25 @@ def _colours(scene: Scene, rng: np.random.Generator) -> list[Fact]:
     if len(scene.things) == 1:
         names = [(None, str(rng.choice([scene.things[0].shape, "object"])))]
         return [Fact("colour", scene.things[0].colour, names[0])]
-    return [Fact("colour", t.colour, (None, t.shape)) for t in scene.things if (None, t.shape) in
-            _handles(scene.things, t)]
+    return [
+        Fact("colour", t.colour, (None, t.shape))
+        for t in scene.things
+        if (None, t.shape) in _handles(scene.things, t)
+    ]
 
 
 def _shapes(scene: Scene, rng: np.random.Generator) -> list[Fact]:
     if len(scene.things) == 1:
-        return [Fact("shape", scene.things[0].shape, (str(rng.choice([scene.things[0].colour, ""])) or None, None))]
-    return [Fact("shape", t.shape, (t.colour, None)) for t in scene.things if (t.colour, None) in
-            _handles(scene.things, t)]
+        return [
+            Fact(
+                "shape", scene.things[0].shape, (str(rng.choice([scene.things[0].colour, ""])) or None, None)
+            )
+        ]
+    return [
+        Fact("shape", t.shape, (t.colour, None))
+        for t in scene.things
+        if (t.colour, None) in _handles(scene.things, t)
+    ]
 
 
 def _counts(scene: Scene, rng: np.random.Generator) -> list[Fact]:
@@ -75,7 +90,10 @@ def _colour_counts(scene: Scene, rng: np.random.Generator) -> list[Fact]:
     asked = [str(rng.choice(present))] if present else []
     asked += [str(rng.choice(absent))]
     repeated = [c for c in present if sum(t.colour == c for t in scene.things) > 1 and c not in asked]
-    return [Fact("count_colour", str(sum(t.colour == c for t in scene.things)), colour=c) for c in asked + repeated]
+    return [
+        Fact("count_colour", str(sum(t.colour == c for t in scene.things)), colour=c)
+        for c in asked + repeated
+    ]
 
 
 def place_name(scene: Scene, thing: Thing) -> str | None:
@@ -123,7 +141,9 @@ def _relations(scene: Scene, rng: np.random.Generator) -> list[Fact]:
 
 
 def _existences(scene: Scene, rng: np.random.Generator) -> list[Fact]:
-    """Two yes and two no. Half of the no's take a colour and a shape that are both there, but not together."""
+    """Two yes and two no. Half of the no's take a colour and a shape that are both there, but not
+    together.
+    """
     pairs = [(t.colour, t.shape) for t in scene.things]
     if not pairs:
         return []
@@ -191,12 +211,18 @@ def phrase(fact: Fact, language: Language, rng: np.random.Generator) -> Question
         colour=language.word(fact.colour or ""),
     )
     return Question(
-        fact.category, text, _answer(fact, language), language.name, f"{fact.category}/{language.name}/{number}"
+        fact.category,
+        text,
+        _answer(fact, language),
+        language.name,
+        f"{fact.category}/{language.name}/{number}",
     )
 
 
 def ask(scene: Scene, chinese_share: float = CHINESE_SHARE) -> list[Question]:
-    """All questions of a scene, in the fixed order of the categories; the same list for the same scene always."""
+    """All questions of a scene, in the fixed order of the categories; the same list for the same scene
+    always.
+    """
     rng = scene_rng(scene.split, scene.seed, scene.level.name, purpose=1)
     return [
         phrase(fact, CHINESE if rng.random() < chinese_share else ENGLISH, rng)

@@ -1,7 +1,7 @@
 """Scenes: (split, seed, level) in, pixels and what is in them out.
 
-The random stream of a scene is seeded with the triple (split, level, seed), so no two splits can share a scene: the
-split is part of the seed, not a range of it.
+The random stream of a scene is seeded with the triple (split, level, seed), so no two splits can share a
+scene: the split is part of the seed, not a range of it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LEVELS = (
     Level("small", (128, 160), (1, 3)),
     Level("medium", (192, 224, 256), (1, 5), zooms=(1.0, 1.25)),
     Level("large", (320, 384, 448), (2, 8), zooms=(1.0, 1.25, 1.5)),
-    Level("clip", (128,), (1, 2), ("medium", "large"), sign_share=0.0, frames=(4, 6, 8)),
+    Level("clip", (128, 160, 192), (1, 2), ("medium", "large"), sign_share=0.0, frames=(4, 6, 8)),
 )
 LEVEL_NAMES = tuple(level.name for level in LEVELS)
 MOVES = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
@@ -49,7 +49,9 @@ MOVES = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
 
 @dataclass(frozen=True)
 class Thing:
-    """One object. `x`, `y`: centre in pixels of the first frame; `move`: a key of MOVES, or None if it stays."""
+    """One object. `x`, `y`: centre in pixels of the first frame; `move`: a key of MOVES, or None if it
+    stays.
+    """
 
     shape: str
     colour: str
@@ -79,7 +81,9 @@ class Sign:
 
 @dataclass(frozen=True)
 class PatchLabels:
-    """What lies under each patch, int64 (frames, rows, columns) each; 0 = nothing, else 1 + index of the name."""
+    """What lies under each patch, int64 (frames, rows, columns) each; 0 = nothing, else 1 + index of the
+    name.
+    """
 
     colour: np.ndarray
     shape: np.ndarray
@@ -88,7 +92,9 @@ class PatchLabels:
 
 @dataclass(frozen=True)
 class Scene:
-    """`frames`: uint8 (frames, height, width, 3); a still has one frame. `things` are ordered left to right."""
+    """`frames`: uint8 (frames, height, width, 3); a still has one frame. `things` are ordered left to
+    right.
+    """
 
     split: str
     seed: int
@@ -146,17 +152,25 @@ def _place_sign(rng: np.random.Generator, level: Level, height: int, width: int,
 
 
 def _place_thing(
-    rng: np.random.Generator, level: Level, height: int, width: int, taken: list[draw.Box], columns: list[int],
-    frames: int, moving: bool,
+    rng: np.random.Generator,
+    level: Level,
+    height: int,
+    width: int,
+    taken: list[draw.Box],
+    columns: list[int],
+    frames: int,
+    moving: bool,
 ) -> Thing | None:
-    """Choose and place one object clear of `taken`, with a centre column clear of `columns` so that order is plain."""
+    """Choose and place one object clear of `taken`, with a centre column clear of `columns` so that order is
+    plain.
+    """
     shape, colour = str(rng.choice(draw.SHAPES)), str(rng.choice(list(draw.COLOURS)))
     size = str(rng.choice(level.sizes))
     side = int(draw.SIZES_PX[size] * rng.choice(level.zooms))
     jitter = rng.integers(-draw.COLOUR_JITTER, draw.COLOUR_JITTER + 1, 3)
     rgb = tuple(int(np.clip(c + j, 0, 255)) for c, j in zip(draw.COLOURS[colour], jitter, strict=True))
     move = str(rng.choice(list(MOVES))) if moving else None
-    step = int(rng.integers(5, 9)) if moving else 0
+    step = int(rng.integers(6, 10)) if moving else 0
     dx, dy = MOVES[move] if move else (0, 0)
     half, reach = side // 2, step * (frames - 1)
     # Where the centre of the first frame may lie so that the whole path stays inside.
@@ -168,8 +182,10 @@ def _place_thing(
         x, y = int(rng.integers(x_low, x_high)), int(rng.integers(y_low, y_high))
         ends = (x, y, x + dx * reach, y + dy * reach)
         path = (
-            min(ends[0], ends[2]) - half, min(ends[1], ends[3]) - half,
-            max(ends[0], ends[2]) + half, max(ends[1], ends[3]) + half,
+            min(ends[0], ends[2]) - half,
+            min(ends[1], ends[3]) - half,
+            max(ends[0], ends[2]) + half,
+            max(ends[1], ends[3]) + half,
         )
         if _apart(path, taken) and all(abs(x - c) >= 6 for c in columns):
             taken.append(path)
@@ -184,7 +200,9 @@ def _patch_cover(mask: np.ndarray) -> np.ndarray:
     return mask.reshape(rows, PATCH_PX, columns, PATCH_PX).mean((1, 3))
 
 
-def _label(frame: int, things: list[Thing], sign: Sign | None, height: int, width: int) -> tuple[np.ndarray, ...]:
+def _label(
+    frame: int, things: list[Thing], sign: Sign | None, height: int, width: int
+) -> tuple[np.ndarray, ...]:
     """Labels of one frame: colour, shape, character, each int64 (rows, columns). The largest cover wins."""
     rows, columns = height // PATCH_PX, width // PATCH_PX
     colour, shape, character = (np.zeros((rows, columns), np.int64) for _ in range(3))
@@ -211,12 +229,16 @@ def _label(frame: int, things: list[Thing], sign: Sign | None, height: int, widt
 
 
 def make_scene(
-    split: str, seed: int, level: str = "small", size: tuple[int, int] | None = None, frames: int | None = None
+    split: str,
+    seed: int,
+    level: str = "small",
+    size: tuple[int, int] | None = None,
+    frames: int | None = None,
 ) -> Scene:
     """Draw scene number `seed` of a split.
 
-    `size` = (height, width) in pixels, multiples of 32, and `frames` overrule the level's own random choice, so that a
-    trainer can batch scenes of one size.
+    `size` = (height, width) in pixels, multiples of 32, and `frames` overrule the level's own random choice,
+    so that a trainer can batch scenes of one size.
     """
     rng = scene_rng(split, seed, level)
     rule = LEVELS[LEVEL_NAMES.index(level)]
@@ -251,5 +273,12 @@ def make_scene(
     colour, shape, character = (np.stack(part) for part in zip(*labels, strict=True))
     times = tuple(FRAME_STEP_S * number for number in range(frames))
     return Scene(
-        split, seed, rule, np.stack(pictures), times, tuple(things), sign, PatchLabels(colour, shape, character)
+        split,
+        seed,
+        rule,
+        np.stack(pictures),
+        times,
+        tuple(things),
+        sign,
+        PatchLabels(colour, shape, character),
     )

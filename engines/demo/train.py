@@ -4,8 +4,12 @@
     python -m engines.demo.train --out assets/demo --images 150000 --minutes 60       one sitting of it
     python -m engines.demo.train --out assets/demo --images 150000 --resume           the next sitting
 
-Everything is a function of the seed and the number of images seen: a run that is stopped and resumed takes the same
-steps as one that is not. `--images` sets the length of the schedule, `--minutes` only ends a sitting early.
+Everything is a function of the seed and the number of images seen: a run that is stopped and resumed takes
+the same steps as one that is not. `--images` sets the length of the schedule, `--minutes` only ends a sitting
+early.
+
+On a CPU that does other work too, set OMP_WAIT_POLICY=PASSIVE: threads that spin while they wait for others
+made a step up to seven times as slow. With glibc, MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8000000000 helps.
 """
 
 from __future__ import annotations
@@ -23,11 +27,12 @@ import torch
 from engines.demo import build, losses
 from engines.demo.batches import NO_LABEL, Batch, Packer
 from engines.demo.experts import use_sorted_experts
+from engines.demo.optim import Optimizers
 from engines.demo.questions import Question, ask
-from engines.demo.scenes import LEVEL_NAMES, LEVELS, Scene, make_scene
+from engines.demo.scenes import LEVEL_NAMES, LEVELS, make_scene
 
-# Share of the steps a level gets, by how far the training is. Few small objects first: binding a colour to a shape is
-# learned there, and carries over to crowded scenes; the other way round it does not come.
+# Share of the steps a level gets, by how far the training is. Few small objects first: binding a colour to a
+# shape is learned there, and carries over to crowded scenes; the other way round it does not come.
 CURRICULUM: tuple[tuple[float, dict[str, float]], ...] = (
     (0.10, {"tiny": 1.0}),
     (0.50, {"tiny": 0.2, "small": 0.75, "clip": 0.05}),
@@ -43,13 +48,13 @@ class Recipe:
 
     images: int = 150_000
     seed: int = 0
-    learning_rate: float = 1.2e-3
-    warmup_images: int = 6_000
+    learning_rate: float = 2e-3
+    warmup_images: int = 2_000
     cooldown: float = 0.3  # share of the schedule, at its end, over which the rate falls to zero
     weight_decay: float = 0.05
     clip_norm: float = 1.0
     work_per_step: int = 4_000  # about this many tokens (text and visual, weighted by cost) a step
-    questions: int = 12  # a scene
+    questions: int = 6  # a scene
     quadrant_weight: float = 0.5
     word_weight: float = 0.5
     balance_weight: float = 0.01
@@ -72,12 +77,9 @@ class Trainer:
         use_sorted_experts(self.model)
         self.heads = losses.VisualHeads(self.model.config.text_config.hidden_size, tokenizer)
         self.packer = Packer(self.processor, self.model)
-        parameters = [*self.model.parameters(), *self.heads.parameters()]
-        groups = [
-            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": self.recipe.weight_decay},
-            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-        ]
-        self.optimizer = torch.optim.AdamW(groups, lr=self.recipe.learning_rate, betas=(0.9, 0.98), fused=True)
+        self.optimizer = Optimizers(
+            self.model, self.heads, self.recipe.learning_rate, self.recipe.weight_decay
+        )
 
     def learning_rate(self) -> float:
         """Warm-up, constant, then linear to zero: by images seen."""
@@ -128,14 +130,11 @@ class Trainer:
     def train_step(self) -> tuple[dict[str, float], list[tuple[str, bool]]]:
         """One optimizer step. Returns the parts of the loss and (level/category, right) of every question."""
         batch, level = self.draw_batch()
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.set_learning_rate(self.learning_rate())
+        self.optimizer.zero_grad()
         total, parts, right = self.loss(batch)
         total.backward()
-        torch.nn.utils.clip_grad_norm_(
-            [p for group in self.optimizer.param_groups for p in group["params"]], self.recipe.clip_norm
-        )
+        torch.nn.utils.clip_grad_norm_(self.optimizer.parameters, self.recipe.clip_norm)
         self.optimizer.step()
         self.step += 1
         self.images += len(batch.inputs["input_ids"])
@@ -154,10 +153,12 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
         }
         torch.save(state, folder / "state.tmp")
-        os.replace(folder / "state.tmp", folder / "state.pt")
+        (folder / "state.tmp").replace(folder / "state.pt")
 
     def load_state(self, folder: Path) -> None:
-        """Continue from a saved state. The recipe given now holds; its seed and sizes must be the saved ones."""
+        """Continue from a saved state. The recipe given now holds; its seed and sizes must be the saved
+        ones.
+        """
         state = torch.load(folder / "state.pt", weights_only=True)
         for key in ("seed", "model"):
             if state["recipe"][key] != getattr(self.recipe, key):
@@ -173,7 +174,9 @@ class Trainer:
 
 
 def choose(questions: list[Question], count: int, rng: np.random.Generator) -> list[Question]:
-    """At most `count` questions in random order: list, reading and motion always, one of each kind before seconds."""
+    """At most `count` questions in random order: list, reading and motion always, one of each kind before
+    seconds.
+    """
     order = [questions[i] for i in rng.permutation(len(questions))]
     seen: dict[str, int] = defaultdict(int)
     ranked = []
@@ -185,7 +188,9 @@ def choose(questions: list[Question], count: int, rng: np.random.Generator) -> l
     return [question for _, _, question in sorted(ranked[:count], key=lambda item: item[1])]
 
 
-def sitting(trainer: Trainer, out: Path, state: Path, minutes: float | None, log_every: int, save_every: int) -> None:
+def sitting(
+    trainer: Trainer, out: Path, state: Path, minutes: float | None, log_every: int, save_every: int
+) -> None:
     """Train until the schedule ends or the minutes are over, with a line of progress now and then."""
     began, last_log, images_at_log = time.monotonic(), time.monotonic(), trainer.images
     sums: dict[str, float] = defaultdict(float)
@@ -201,8 +206,11 @@ def sitting(trainer: Trainer, out: Path, state: Path, minutes: float | None, log
             rate = (trainer.images - images_at_log) / (now - last_log)
             mean = " ".join(f"{name} {value:.3f}" for name, value in sums.items())
             right = " ".join(f"{key} {np.mean(hits):.2f}" for key, hits in sorted(tally.items()))
-            print(f"step {trainer.step} images {trainer.images} {rate:.1f}/s lr {trainer.learning_rate():.2e} "
-                  f"{mean} | {right}", flush=True)
+            print(
+                f"step {trainer.step} images {trainer.images} {rate:.1f}/s lr {trainer.learning_rate():.2e} "
+                f"{mean} | {right}",
+                flush=True,
+            )
             last_log, images_at_log = now, trainer.images
             sums.clear()
             tally.clear()
@@ -216,8 +224,12 @@ def sitting(trainer: Trainer, out: Path, state: Path, minutes: float | None, log
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the checkpoint, rewritten as training goes on")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder of the checkpoint, rewritten as training goes on"
+    )
     parser.add_argument("--state", type=Path, default=DEFAULT_STATE, help="folder of the resumable state")
     parser.add_argument("--images", type=int, default=Recipe.images, help="length of the schedule")
     parser.add_argument("--minutes", type=float, help="end this sitting after so many minutes")
@@ -231,7 +243,9 @@ def main() -> None:
     trainer = Trainer(Recipe(images=arguments.images, seed=arguments.seed))
     if arguments.resume:
         trainer.load_state(arguments.state)
-    sitting(trainer, arguments.out, arguments.state, arguments.minutes, arguments.log_every, arguments.save_every)
+    sitting(
+        trainer, arguments.out, arguments.state, arguments.minutes, arguments.log_every, arguments.save_every
+    )
 
 
 if __name__ == "__main__":

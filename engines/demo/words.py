@@ -1,4 +1,6 @@
-"""The words of questions and answers in both languages. One table a language; the keys are the English words."""
+"""The words of questions and answers in both languages. One table a language; the keys are the English
+words.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Language:
-    """`templates`: per category, phrasings with {what}, {other}, {colour} to fill in. `words`: key to word."""
+    """`templates`: per category, phrasings with {what}, {other}, {colour} to fill in. `words`: key to
+    word.
+    """
 
     name: str
     words: dict[str, str]
@@ -19,7 +23,7 @@ class Language:
         return self.words.get(key, key)
 
     def named(self, colour: str | None, shape: str | None) -> str:
-        """"red circle", "red object", "circle" or "object", whichever is given."""
+        """ "red circle", "red object", "circle" or "object", whichever is given."""
         noun = self.word(shape or "object")
         return f"{self.word(colour)}{self.joint}{noun}" if colour else noun
 
@@ -30,21 +34,33 @@ ENGLISH = Language(
     joint=" ",
     comma=", ",
     templates={
-        "colour": ("What color is the {what}?", "Which color does the {what} have?", "The {what} has what color?"),
-        "shape": ("What shape is the {what}?", "Which shape does the {what} have?", "The {what} has what shape?"),
+        "colour": (
+            "What color is the {what}?",
+            "Which color does the {what} have?",
+            "The {what} has what color?",
+        ),
+        "shape": (
+            "What shape is the {what}?",
+            "Which shape does the {what} have?",
+            "The {what} has what shape?",
+        ),
         "count": ("How many objects are there?", "Count the objects.", "What is the number of objects?"),
         "count_colour": (
-            "How many {colour} objects are there?", "Count the {colour} objects.",
+            "How many {colour} objects are there?",
+            "Count the {colour} objects.",
             "What is the number of {colour} objects?",
         ),
         "position": ("Where is the {what}?", "In which part of the image is the {what}?"),
         "relation": (
-            "Where is the {what} relative to the {other}?", "On which side of the {other} is the {what}?",
+            "Where is the {what} relative to the {other}?",
+            "On which side of the {other} is the {what}?",
         ),
         "existence": ("Is there a {what}?", "Does the image show a {what}?", "Can you see a {what}?"),
         "reading": ("What does the sign say?", "Read the sign.", "What is written on the sign?"),
         "list": (
-            "List all objects.", "Which objects are there, from left to right?", "Name every object in the image.",
+            "List all objects.",
+            "Which objects are there, from left to right?",
+            "Name every object in the image.",
         ),
         "motion": ("Which way does the {what} move?", "In which direction does the {what} go?"),
     },
@@ -53,14 +69,42 @@ ENGLISH = Language(
 CHINESE = Language(
     name="zh",
     words={
-        "red": "红色", "orange": "橙色", "yellow": "黄色", "green": "绿色",
-        "cyan": "青色", "blue": "蓝色", "purple": "紫色", "pink": "粉色",
-        "circle": "圆形", "square": "方形", "triangle": "三角形", "diamond": "菱形",
-        "star": "星形", "cross": "十字", "heart": "心形", "arrow": "箭头", "object": "物体",
-        "yes": "是", "no": "否", "left": "左边", "right": "右边", "above": "上方", "below": "下方",
-        "up": "向上", "down": "向下", "leftward": "向左", "rightward": "向右",
-        "top left": "左上", "top": "上", "top right": "右上", "middle left": "左", "center": "中间",
-        "middle right": "右", "bottom left": "左下", "bottom": "下", "bottom right": "右下",
+        "red": "红色",
+        "orange": "橙色",
+        "yellow": "黄色",
+        "green": "绿色",
+        "cyan": "青色",
+        "blue": "蓝色",
+        "purple": "紫色",
+        "pink": "粉色",
+        "circle": "圆形",
+        "square": "方形",
+        "triangle": "三角形",
+        "diamond": "菱形",
+        "star": "星形",
+        "cross": "十字",
+        "heart": "心形",
+        "arrow": "箭头",
+        "object": "物体",
+        "yes": "是",
+        "no": "否",
+        "left": "左边",
+        "right": "右边",
+        "above": "上方",
+        "below": "下方",
+        "up": "向上",
+        "down": "向下",
+        "leftward": "向左",
+        "rightward": "向右",
+        "top left": "左上",
+        "top": "上",
+        "top right": "右上",
+        "middle left": "左",
+        "center": "中间",
+        "middle right": "右",
+        "bottom left": "左下",
+        "bottom": "下",
+        "bottom right": "右下",
     },
     joint="",
     comma="、",

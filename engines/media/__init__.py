@@ -46,9 +46,7 @@ __all__ = [
 ]
 
 
-def load_media(
-    path: str | Path, *, limits: MediaLimits | None = None, sampling: FrameSampling | None = None
-) -> Media:
+def load_media(path: str | Path, *, limits: MediaLimits | None = None, sampling: FrameSampling | None = None) -> Media:
     """Decode one image or the sampled frames of one clip; MediaError with a sentence if it cannot."""
     limits, sampling = limits or MediaLimits(), sampling or FrameSampling()
     name = display_name(path)
@@ -81,7 +79,7 @@ def load_all(
 
 def display_name(path: str | Path) -> str:
     """The base name, printable and short, whatever a visitor called the file."""
-    name = os.path.basename(os.path.normpath(os.fspath(path)).replace("\\", "/"))
+    name = Path(os.fspath(path).replace("\\", "/")).name or "The file"
     name = "".join(letter if letter.isprintable() else "?" for letter in name)
     return name if len(name) <= 80 else f"{name[:60]}...{name[-16:]}"
 
@@ -93,13 +91,9 @@ def _open_regular(path: str | Path, name: str, limits: MediaLimits) -> BinaryIO:
     try:
         mode = os.lstat(path).st_mode
         if stat.S_ISLNK(mode):
-            raise MediaError(
-                f"{name} is a link to another place, and links are not followed: upload the file itself."
-            )
+            raise MediaError(f"{name} is a link to another place, and links are not followed: upload the file itself.")
         if stat.S_ISDIR(mode):
-            raise MediaError(
-                f"{name} is a folder: upload the files in it, at most {limits.max_items} at once."
-            )
+            raise MediaError(f"{name} is a folder: upload the files in it, at most {limits.max_items} at once.")
         if not stat.S_ISREG(mode):
             raise MediaError(f"{name} is not a plain file: upload {ALLOWED}.")
         # O_NOFOLLOW: the path may have become a link since it was looked at.
@@ -110,9 +104,7 @@ def _open_regular(path: str | Path, name: str, limits: MediaLimits) -> BinaryIO:
     except FileNotFoundError as error:
         raise MediaError(f"{name} does not exist (any more): upload it again.") from error
     except (OSError, ValueError) as error:
-        raise MediaError(
-            f"{name} cannot be opened: check that it may be read, or upload it again."
-        ) from error
+        raise MediaError(f"{name} cannot be opened: check that it may be read, or upload it again.") from error
     size = os.fstat(file.fileno()).st_size
     if size > limits.max_bytes:
         file.close()

@@ -38,9 +38,7 @@ def _frame_count(image: ImageFile) -> int:
     return getattr(image, "n_frames", 1) - _first(image)
 
 
-def read_animation(
-    file: BinaryIO, image_format: str, name: str, limits: MediaLimits, sampling: FrameSampling
-) -> Media:
+def read_animation(file: BinaryIO, image_format: str, name: str, limits: MediaLimits, sampling: FrameSampling) -> Media:
     """Two passes over the frames: when each is shown, then the pixels of those that are picked."""
     image = open_image(file, image_format, name)
     check_pixels(name, *image.size, limits.max_video_pixels, "pixels a frame")
@@ -80,7 +78,10 @@ def read_animation(
     pictures: list[np.ndarray] = []
     for i, frame in enumerate(_frames(image, name, limits)):
         if i in wanted:
-            rgb = to_rgb(frame, notes)
+            try:
+                rgb = to_rgb(frame, notes)
+            except PILLOW_ERRORS as error:
+                raise damaged(name) from error
             pictures.append(np.asarray(rgb if rgb.size == size else rgb.resize(size, Image.Resampling.BOX)))
             if len(pictures) == len(chosen):
                 break

@@ -6,6 +6,7 @@ timestamps without decoding; `scan_frames` decodes everything and keeps the time
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -86,9 +87,7 @@ def opened(
     file.seek(0)
     # max_pixels makes FFmpeg refuse a larger frame before it allocates one, also in the middle of the clip.
     options = {"max_pixels": str(limits.max_video_pixels)}
-    with av.open(
-        file, "r", format=demuxer, options=options, metadata_errors="ignore", io_open=_refuse
-    ) as container:
+    with av.open(file, "r", format=demuxer, options=options, metadata_errors="ignore", io_open=_refuse) as container:
         # A cover picture inside an audio file is a video stream too.
         streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
         if not streams:
@@ -135,6 +134,7 @@ def scan_packets(container: InputContainer, stream: VideoStream, name: str, limi
             scan.held_s = max(scan.held_s, float((packet.pts + (packet.duration or 0)) * packet.time_base))
         if packet.stream_index != stream.index:
             continue
+        scan.failures += packet.is_corrupt
         scan.keys.append(packet.is_keyframe)
         scan.order.append(packet.pts)
         check_count(name, len(scan.keys), limits)
@@ -147,12 +147,18 @@ def scan_packets(container: InputContainer, stream: VideoStream, name: str, limi
     return scan
 
 
+def avi_says_no_rate(head: bytes) -> bool:
+    """Whether the picture track of an AVI has no rate; FFmpeg then makes one up without saying so."""
+    at = head.find(b"strh")
+    if at < 0 or head[at + 8 : at + 12] != b"vids":
+        return False
+    return 0 in struct.unpack_from("<2I", head.ljust(at + 36, b"\0"), at + 28)  # scale, rate
+
+
 def check_count(name: str, count: int, limits: MediaLimits) -> None:
     most = int(limits.max_duration_s * _MAX_FPS)
     if count > most:
-        raise MediaError(
-            f"{name} holds more than {most} frames, the most allowed: cut it and upload it again."
-        )
+        raise MediaError(f"{name} holds more than {most} frames, the most allowed: cut it and upload it again.")
 
 
 def decode(packet: av.Packet | None, stream: VideoStream, scan: Scan) -> Sequence[VideoFrame]:
@@ -173,12 +179,11 @@ def all_frames(container: InputContainer, stream: VideoStream, scan: Scan) -> It
     yield from decode(None, stream, scan)
 
 
-def scan_frames(
-    container: InputContainer, stream: VideoStream, packets: Scan, name: str, limits: MediaLimits
-) -> Scan:
+def scan_frames(container: InputContainer, stream: VideoStream, packets: Scan, name: str, limits: MediaLimits) -> Scan:
     """Times by the frames that do come out; their pixels are dropped at once."""
     scan = Scan(
         packets.tick_s,
+        failures=packets.failures,
         last_ticks=packets.last_ticks,
         promised=packets.promised,
         promised_s=packets.promised_s,
@@ -197,7 +202,7 @@ def scan_frames(
             if time is not None and (not scan.times or time > scan.times[-1]):
                 scan.times.append(time)
                 scan.ordinals.append(ordinal)
-    if 2 * len(scan.times) < len(times) or (len(times) > 1 and scan.tick_s <= 0):
+    if packets.assumed or 2 * len(scan.times) < len(times) or (len(times) > 1 and scan.tick_s <= 0):
         scan.assumed, scan.tick_s, scan.last_ticks = True, Fraction(1, ASSUMED_FPS), 0
         scan.times = scan.ordinals = list(range(len(times)))
     if scan.times:

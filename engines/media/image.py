@@ -41,6 +41,7 @@ PILLOW_ERRORS: tuple[type[Exception], ...] = (
     OSError, EOFError, SyntaxError, ValueError, IndexError, KeyError, TypeError, AttributeError,
     AssertionError, OverflowError, MemoryError, NotImplementedError, ZeroDivisionError, RuntimeError,
     struct.error, zlib.error, Image.DecompressionBombError,
+    Warning,  # of damaged metadata; raised only where the process turns warnings into errors
 )  # fmt: skip
 
 _ORIENTATION_TAG = 0x0112
@@ -65,8 +66,7 @@ def open_image(file: BinaryIO, image_format: str, name: str) -> ImageFile:
 
 def damaged(name: str) -> MediaError:
     return MediaError(
-        f"{name} is damaged or incomplete and cannot be read as a picture: save it again or upload"
-        " another copy."
+        f"{name} is damaged or incomplete and cannot be read as a picture: save it again or upload another copy."
     )
 
 

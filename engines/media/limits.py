@@ -84,8 +84,8 @@ def check_pixels(name: str, width: int, height: int, most: int, what: str = "pix
         raise MediaError(f"{name} has no picture in it (its size is {width} x {height}): upload {ALLOWED}.")
     if width * height > most:
         raise MediaError(
-            f"{name} is {width} x {height} = {width * height / 1e6:.1f} million {what}, and at most"
-            f" {most / 1e6:.1f} million are allowed: scale it down and upload it again."
+            f"{name} is {width} x {height} = {_count(width * height)} {what}, and at most {_count(most)} are"
+            " allowed: scale it down and upload it again."
         )
     if max(width, height) > MAX_ASPECT * min(width, height):
         raise MediaError(
@@ -94,9 +94,11 @@ def check_pixels(name: str, width: int, height: int, most: int, what: str = "pix
         )
 
 
+def _count(n: int) -> str:
+    return f"{n / 1e6:.1f} million" if n >= 10**6 else f"{n:,}"
+
+
 def check_duration(name: str, seconds: float, most: float) -> None:
     """Refuse a clip that is too long; both in seconds."""
     if seconds > most:
-        raise MediaError(
-            f"{name} is longer than {most:g} s, the longest clip allowed: cut it and upload it again."
-        )
+        raise MediaError(f"{name} is longer than {most:g} s, the longest clip allowed: cut it and upload it again.")

@@ -49,9 +49,7 @@ class Canvas:
             first = self._first = frame
             self._size = self._choose_size(frame)
         elif (first.width, first.height) != (frame.width, frame.height):
-            self.notes.append(
-                "The picture size changes within the clip; all frames were scaled to the first's."
-            )
+            self.notes.append("The picture size changes within the clip; all frames were scaled to the first's.")
         width, height = self._size
         has_alpha = any(component.is_alpha for component in frame.format.components)
         same_size = (width, height) == (frame.width, frame.height)
@@ -66,14 +64,10 @@ class Canvas:
             pixels = self._over_white(pixels)
         curve = _HDR_CURVES.get(frame.color_trc)
         if curve:
-            self.notes.append(
-                f"High dynamic range ({curve}) is shown without tone mapping; colours look pale."
-            )
+            self.notes.append(f"High dynamic range ({curve}) is shown without tone mapping; colours look pale.")
         pixels = self._turn(pixels, first)
         if frame is first:
-            check_pixels(
-                self.name, pixels.shape[1], pixels.shape[0], self.limits.max_video_pixels, "pixels a frame"
-            )
+            check_pixels(self.name, pixels.shape[1], pixels.shape[0], self.limits.max_video_pixels, "pixels a frame")
         return np.ascontiguousarray(pixels)
 
     def _choose_size(self, frame: VideoFrame) -> tuple[int, int]:

@@ -65,6 +65,4 @@ def media_of(
     hasher.update(struct.pack(f"<{len(timestamps_s)}d", *timestamps_s))
     hasher.update(frames.data)
     unique_notes = tuple(dict.fromkeys(notes or ()))
-    return Media(
-        kind, name, frames, tuple(timestamps_s), duration_s, source_fps, hasher.hexdigest(), unique_notes
-    )
+    return Media(kind, name, frames, tuple(timestamps_s), duration_s, source_fps, hasher.hexdigest(), unique_notes)

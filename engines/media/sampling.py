@@ -18,8 +18,8 @@ def pick(
 ) -> tuple[list[int], list[str]]:
     """Indices of the frames to take, rising strictly and beginning with 0, and notes for the visitor.
 
-    times_s: (n,) seconds after the first frame, rising strictly, n >= 1. duration_s: of the whole clip, None =
-    unknown; by rate, the last frame counts for as long as it is shown.
+    times_s: (n,) seconds after the first frame, rising strictly, n >= 1.
+    duration_s: of the whole clip, None = unknown; by rate, the last frame counts for as long as it is shown.
     A rate finer than the clip's own takes every frame once. A count spreads over time; if a long still would
     make it name a frame twice, it spreads over the frames instead, so that the count asked for is kept.
     """
@@ -62,9 +62,7 @@ def _spread(times: np.ndarray, count: int) -> list[int]:
     return [int(i) for i in np.round(np.linspace(0, len(times) - 1, count))]
 
 
-def rate_and_duration(
-    times_s: Sequence[float], last_frame_s: float | None
-) -> tuple[float | None, float | None]:
+def rate_and_duration(times_s: Sequence[float], last_frame_s: float | None) -> tuple[float | None, float | None]:
     """(mean frames a second, seconds in all); `last_frame_s`: how long the last is shown, None = unknown."""
     if len(times_s) < 2:
         return None, last_frame_s

@@ -66,9 +66,7 @@ def sniff(name: str, head: bytes) -> tuple[Kind, str]:
     if head[4:8] in _MOV_BOXES:
         still = _STILL_BRANDS.get(head[8:12]) if head[4:8] == b"ftyp" else None
         if still:
-            raise MediaError(
-                f"{name} is {still}, a kind of picture that is not read here: save it as JPEG or PNG."
-            )
+            raise MediaError(f"{name} is {still}, a kind of picture that is not read here: save it as JPEG or PNG.")
         return "video", "mov"
     if _is_mpegts(head):
         return "video", "mpegts"

@@ -21,6 +21,7 @@ from .container import (
     AV_ERRORS,
     Scan,
     all_frames,
+    avi_says_no_rate,
     decode,
     opened,
     picture_packets,
@@ -31,14 +32,13 @@ from .limits import FrameSampling, MediaError, MediaLimits
 from .pixels import Canvas
 from .record import Media, media_of
 from .sampling import pick
+from .sniff import HEAD_BYTES
 
 # Containers whose packets carry the presentation time of the frame that they hold.
 _HONEST_TIMES = ("mov", "matroska")
 
 
-def read_video(
-    file: BinaryIO, demuxer: str, name: str, limits: MediaLimits, sampling: FrameSampling
-) -> Media:
+def read_video(file: BinaryIO, demuxer: str, name: str, limits: MediaLimits, sampling: FrameSampling) -> Media:
     """Decode a clip; `demuxer` is FFmpeg's name of the one container format that may be tried."""
     try:
         return _read(file, demuxer, name, limits, sampling)
@@ -52,6 +52,8 @@ def _read(file: BinaryIO, demuxer: str, name: str, limits: MediaLimits, sampling
     with opened(file, demuxer, name, limits) as (container, stream):
         scan = packets = scan_packets(container, stream, name, limits)
         canvas = Canvas(name, limits, stream)
+    file.seek(0)
+    packets.assumed = demuxer == "avi" and avi_says_no_rate(file.read(HEAD_BYTES))
     chosen: list[int] = []
     notes: list[str] = []
     pictures: list[np.ndarray] = []
@@ -83,13 +85,14 @@ def _findings(packets: Scan, scan: Scan) -> list[str]:
     held = len(packets.keys)
     if packets.promised > held:
         notes.append(f"The container promised {packets.promised} frames and held {held}.")
-    elif packets.promised_s is not None and packets.promised_s > max(
-        packets.held_s + 1.0, 1.1 * packets.held_s
-    ):
+    elif packets.promised_s is not None and packets.promised_s > max(packets.held_s + 1.0, 1.1 * packets.held_s):
         notes.append(f"The container promised {packets.promised_s:.1f} s and held {packets.held_s:.1f} s.")
     lost = len(packets.times) - len(scan.times)
     if lost > 0:
-        notes.append(f"{lost} of {len(packets.times)} frames could not be decoded and are left out.")
+        notes.append(
+            f"{lost} of {len(packets.times)} frames could not be decoded and are left out; frames near them"
+            " may show wrong pixels."
+        )
     elif scan.failures:
         notes.append("Parts of the file are damaged; frames near them may show wrong pixels.")
     if scan.assumed:

@@ -1,4 +1,4 @@
-"""Pictures, animations and everything that is neither: one table, each row a file and what must come of it."""
+"""Pictures, animations and what is neither: tables, each row a file and what must come of it."""
 
 from __future__ import annotations
 
@@ -78,8 +78,10 @@ def with_orientation(tag: int, name: str) -> Callable[[Path], Path]:
 
 
 def is_upright(media: Media) -> None:
-    assert media.frames.shape == (1, 24, 40, 3) and media.kind == "image"
-    assert near(media.frames[0, 3, 3], RED, 40) and near(media.frames[0, -4, -4], BLUE, 40)
+    assert media.frames.shape == (1, 24, 40, 3)
+    assert media.kind == "image"
+    assert near(media.frames[0, 3, 3], RED, 40)
+    assert near(media.frames[0, -4, -4], BLUE, 40)
     assert near(media.frames[0, 3, -4], WHITE, 40)
 
 
@@ -149,7 +151,14 @@ def animated(name: str, durations: list[int], **options: object) -> Callable[[Pa
 
     def make(folder: Path) -> Path:
         return saved(
-            folder, frames[0], name, save_all=True, append_images=frames[1:], duration=durations, loop=0, **options
+            folder,
+            frames[0],
+            name,
+            save_all=True,
+            append_images=frames[1:],
+            duration=durations,
+            loop=0,
+            **options,
         )
 
     return make
@@ -158,7 +167,8 @@ def animated(name: str, durations: list[int], **options: object) -> Callable[[Pa
 def plays(times: tuple[float, ...], duration_s: float, note: str = "") -> Callable[[Media], None]:
     def check(media: Media) -> None:
         assert media.kind == "video"
-        assert media.timestamps_s == pytest.approx(times) and media.duration_s == pytest.approx(duration_s)
+        assert media.timestamps_s == pytest.approx(times)
+        assert media.duration_s == pytest.approx(duration_s)
         for picture, colour in zip(media.frames, [RED, GREEN, BLUE, BLACK], strict=False):
             assert near(picture[5, 5], colour, 60)
         assert note in " ".join(media.notes)
@@ -209,9 +219,7 @@ def grey16(value: int) -> Image.Image:
 
 
 def pages(folder: Path) -> Path:
-    return saved(
-        folder, Image.new("RGB", (5, 5), RED), "p.tif", save_all=True, append_images=animation([GREEN, BLUE])
-    )
+    return saved(folder, Image.new("RGB", (5, 5), RED), "p.tif", save_all=True, append_images=animation([GREEN, BLUE]))
 
 
 def text(folder: Path, name: str, content: str) -> Path:
@@ -234,16 +242,25 @@ READ: dict[str, tuple[Callable[[Path], Path], Callable[[Media], None]]] = {
         all_are(RED, 3, "CMYK"),
     ),
     "tiff-cmyk": (lambda d: saved(d, Image.new("CMYK", (5, 5), (255, 0, 255, 0)), "c.tif"), all_are(GREEN)),
-    "png-16-bit-mid-grey": (lambda d: saved(d, grey16(32896), "g.png"), all_are((128, 128, 128), 1, "16-bit")),
+    "png-16-bit-mid-grey": (
+        lambda d: saved(d, grey16(32896), "g.png"),
+        all_are((128, 128, 128), 1, "16-bit"),
+    ),
     "png-16-bit-bright": (lambda d: saved(d, grey16(65535), "g.png"), all_are(WHITE, 0)),
     "png-16-bit-colour-key": (grey16_png_with_key, left_white_right_grey),
     "tiff-16-bit-mid-grey": (lambda d: saved(d, grey16(32768), "g.tif"), all_are((128, 128, 128))),
-    "tiff-float": (lambda d: saved(d, half_float(0.5), "f.tif"), all_are((128, 128, 128), 1, "Floating-point")),
+    "tiff-float": (
+        lambda d: saved(d, half_float(0.5), "f.tif"),
+        all_are((128, 128, 128), 1, "Floating-point"),
+    ),
     "tiff-float-nan": (lambda d: saved(d, half_float(float("nan")), "f.tif"), all_are(BLACK)),
     "tiff-three-pages": (pages, all_are(RED, 0, "3 pages")),
     "png-1-bit": (lambda d: saved(d, Image.new("1", (9, 3), 1), "b.png"), all_are(WHITE, 0)),
     "png-palette": (lambda d: saved(d, palette_image(False), "p.png"), all_are(GREEN, 0)),
-    "png-palette-transparent": (lambda d: saved(d, palette_image(True), "p.png"), all_are(WHITE, 0, "over white")),
+    "png-palette-transparent": (
+        lambda d: saved(d, palette_image(True), "p.png"),
+        all_are(WHITE, 0, "over white"),
+    ),
     "png-alpha-half": (lambda d: saved(d, HALF_RED, "a.png"), all_are((255, 127, 127))),
     "webp-alpha-half": (lambda d: saved(d, HALF_RED, "a.webp", lossless=True), all_are((255, 127, 127))),
     "png-grey-alpha-clear": (lambda d: saved(d, Image.new("LA", (4, 4), (0, 0)), "a.png"), all_are(WHITE, 0)),
@@ -279,7 +296,10 @@ READ: dict[str, tuple[Callable[[Path], Path], Callable[[Media], None]]] = {
 REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "empty": (lambda d: raw(d, "empty.png", b""), "empty.png is empty (0 bytes)"),
     "one-byte": (lambda d: raw(d, "one.png", b"\x89"), "of a kind that is not known"),
-    "text-named-mp4": (lambda d: text(d, "notes.mp4", "Buy milk\n"), "notes.mp4 is a text file, not a picture"),
+    "text-named-mp4": (
+        lambda d: text(d, "notes.mp4", "Buy milk\n"),
+        "notes.mp4 is a text file, not a picture",
+    ),
     "text-in-chinese": (lambda d: text(d, "n.jpg", "买牛奶" * 2000), "is a text file"),
     "text-that-begins-like-a-bmp": (lambda d: text(d, "cars.bmp", "BMW 320i\n" * 9), "is a text file"),
     "random-bytes": (lambda d: raw(d, "r.png", bytes(range(256)) * 20), "of a kind that is not known"),
@@ -289,7 +309,10 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "pdf": (lambda d: raw(d, "paper.pdf", b"%PDF-1.7\n%\xe2\xe3"), "a PDF document"),
     "zip-named-jpg": (zipped, "a ZIP archive"),
     "playlist-named-mp4": (lambda d: text(d, "clip.mp4", HLS), "a playlist"),
-    "concat-script-named-mkv": (lambda d: text(d, "c.mkv", "ffconcat version 1.0\nfile /etc/hosts\n"), "a playlist"),
+    "concat-script-named-mkv": (
+        lambda d: text(d, "c.mkv", "ffconcat version 1.0\nfile /etc/hosts\n"),
+        "a playlist",
+    ),
     "heic": (lambda d: raw(d, "p.heic", b"\0\0\0\x18ftypheic" + bytes(40)), "is HEIC"),
     "wav": (lambda d: raw(d, "a.wav", b"RIFF\x24\0\0\0WAVEfmt " + bytes(40)), "an audio file"),
     "folder": (folder_named_like_a_picture, "album.png is a folder"),
@@ -297,12 +320,18 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "link": (linked, "photo.png is a link to another place"),
     "nul-in-path": (lambda d: Path(f"{d}/a\0b.png"), "cannot be opened"),
     "address": (lambda d: Path("https://example.com/x.png"), "does not exist"),
-    "jpeg-cut-in-half": (broken(lambda d: saved(d, noise(64, 64), "h.jpg"), 0.5), "h.jpg is damaged or incomplete"),
+    "jpeg-cut-in-half": (
+        broken(lambda d: saved(d, noise(64, 64), "h.jpg"), 0.5),
+        "h.jpg is damaged or incomplete",
+    ),
     "jpeg-header-only": (lambda d: raw(d, "j.jpg", b"\xff\xd8\xff\xe0"), "is damaged or incomplete"),
     "png-cut-in-half": (broken(lambda d: saved(d, noise(64, 64), "h.png"), 0.5), "is damaged or incomplete"),
     "png-signature-only": (lambda d: raw(d, "s.png", b"\x89PNG\r\n\x1a\n"), "is damaged or incomplete"),
     "png-too-little-data": (lambda d: raw(d, "l.png", png_header(100, 100)), "is damaged or incomplete"),
-    "webp-cut-in-half": (broken(lambda d: saved(d, noise(64, 64), "h.webp"), 0.5), "is damaged or incomplete"),
+    "webp-cut-in-half": (
+        broken(lambda d: saved(d, noise(64, 64), "h.webp"), 0.5),
+        "is damaged or incomplete",
+    ),
     "bmp-cut-in-half": (broken(lambda d: saved(d, noise(64, 64), "h.bmp"), 0.5), "is damaged or incomplete"),
     "tiff-cut-in-half": (broken(lambda d: saved(d, noise(64, 64), "h.tif"), 0.5), "is damaged or incomplete"),
     "gif-cut-in-half": (broken(lambda d: saved(d, noise(64, 64), "h.gif"), 0.5), "is damaged or incomplete"),
@@ -310,7 +339,10 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "png-over-the-limit": (lambda d: raw(d, "big.png", png_header(10000, 10001)), "= 100.0 million pixels"),
     "png-zero-wide": (lambda d: raw(d, "z.png", png_header(0, 5)), "z.png"),
     "gif-zero-high": (lambda d: raw(d, "z.gif", b"GIF89a" + struct.pack("<HH", 9, 0) + bytes(9)), "z.gif"),
-    "strip-201-to-1": (lambda d: saved(d, Image.new("RGB", (201, 1)), "s.png"), "at most 200 times the shorter"),
+    "strip-201-to-1": (
+        lambda d: saved(d, Image.new("RGB", (201, 1)), "s.png"),
+        "at most 200 times the shorter",
+    ),
     "gif-animated-too-long": (animated("slow.gif", [400_000, 400_000]), "longer than 600 s"),
 }
 
@@ -319,22 +351,28 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
 def test_read(row: str, tmp_path: Path) -> None:
     make, check = READ[row]
     media = load_media(make(tmp_path), sampling=FrameSampling(fps=20, max_frames=64))
-    assert media.frames.dtype == np.uint8 and media.frames.flags.c_contiguous
+    assert media.frames.dtype == np.uint8
+    assert media.frames.flags.c_contiguous
     assert media.frames.shape == (media.n_frames, media.height, media.width, 3)
     assert len(media.timestamps_s) == (media.n_frames if media.kind == "video" else 0)
-    assert media.name.isprintable() and "/" not in media.name
+    assert media.name.isprintable()
+    assert "/" not in media.name
     check(media)
 
 
 @pytest.mark.parametrize("row", REFUSED)
 def test_refused(row: str, tmp_path: Path) -> None:
     make, says = REFUSED[row]
-    with warnings.catch_warnings(), pytest.raises(MediaError) as caught:
+    path = make(tmp_path)
+    with warnings.catch_warnings():
         warnings.simplefilter("error")
-        load_media(make(tmp_path))
+        with pytest.raises(MediaError) as caught:
+            load_media(path)
     sentence = str(caught.value)
     assert says in sentence
-    assert str(tmp_path) not in sentence and "\n" not in sentence and sentence.endswith(".")
+    assert str(tmp_path) not in sentence
+    assert "\n" not in sentence
+    assert sentence.endswith(".")
 
 
 def test_table_is_long_enough() -> None:
@@ -372,14 +410,16 @@ def test_damaged_animation_keeps_what_can_be_drawn(tmp_path: Path) -> None:
     path = saved(tmp_path, frames[0], "cut.gif", save_all=True, append_images=frames[1:], duration=500)
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 6 // 10])
     media = load_media(path)
-    assert media.kind == "video" and media.n_frames == 2
+    assert media.kind == "video"
+    assert media.n_frames == 2
     assert any("promised" in note and "held 2" in note for note in media.notes)
 
 
 def test_animation_is_bounded_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engines.media.animation.MAX_FRAMES_BYTES", 3 * 20 * 12 * 3 // 4)
     media = load_media(animated("a.gif", [500, 500, 500])(tmp_path))
-    assert media.frames.shape == (3, 6, 10, 3) and any("bound memory" in note for note in media.notes)
+    assert media.frames.shape == (3, 6, 10, 3)
+    assert any("bound memory" in note for note in media.notes)
 
 
 def test_animation_is_bounded_in_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,7 +435,9 @@ def test_digest_is_of_content_and_not_of_name(tmp_path: Path) -> None:
     image.putpixel((20, 20), (255, 255, 254))
     other = load_media(saved(tmp_path, image, "one.png"))
     assert one.digest == same.digest != other.digest
-    assert len(one.digest) == 64 and one.name == "one.png" and same.name == "two.bmp"
+    assert len(one.digest) == 64
+    assert one.name == "one.png"
+    assert same.name == "two.bmp"
 
 
 def test_digest_knows_kind_shape_and_times(tmp_path: Path) -> None:
@@ -411,7 +453,8 @@ def test_load_all(tmp_path: Path) -> None:
     path = saved(tmp_path, corner_mark(), "a.png")
     clip = animated("b.gif", [500, 500, 500])(tmp_path)
     media = load_all([path, str(clip)], sampling=FrameSampling(fps=None, num_frames=2))
-    assert [m.kind for m in media] == ["image", "video"] and media[1].n_frames == 2
+    assert [m.kind for m in media] == ["image", "video"]
+    assert media[1].n_frames == 2
     with pytest.raises(MediaError, match="9 files were given and at most 8"):
         load_all([path] * 9)
     assert load_all([]) == []
@@ -426,5 +469,7 @@ def test_gradios_own_pictures() -> None:
     gradio = pytest.importorskip("gradio")
     folder = Path(gradio.__file__).parent / "media_assets" / "images"
     lion, tower = load_all([folder / "lion.jpg", folder / "tower.jpg"])
-    assert lion.frames.shape == (1, 256, 256, 3) and tower.frames.shape == (1, 600, 377, 3)
-    assert 20 < lion.frames.mean() < 235 and lion.frames.std() > 20
+    assert lion.frames.shape == (1, 256, 256, 3)
+    assert tower.frames.shape == (1, 600, 377, 3)
+    assert 20 < lion.frames.mean() < 235
+    assert lion.frames.std() > 20

@@ -1,0 +1,168 @@
+"""A test double of the engine: the same events and real dataclasses, without a model."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+
+from engines.config import CompressionConfig
+from engines.media import Media
+from engines.results import (
+    CacheReport,
+    CacheStats,
+    Capabilities,
+    Capability,
+    Event,
+    Finished,
+    FramePruning,
+    MediaReady,
+    MemoryReport,
+    PartWeights,
+    PruneReport,
+    RunRequest,
+    RunResult,
+    StageEnded,
+    StageStarted,
+    TokenReady,
+)
+from engines.trace import STAGES, Span, Trace
+
+WORDS = {True: ("A", " red", " circle"), False: ("A", " blue", " circle", " <b>&")}
+
+
+def capabilities(**changes: object) -> Capabilities:
+    values: dict = {
+        "device": "CPU",
+        "model": "Fake, 1 M parameters",
+        "family": "qwen3_vl_moe",
+        "is_demo": True,
+        "digest": "0" * 64,
+        "own_top_k": 4,
+        "experts": 16,
+        "precisions": tuple(Capability(name, True) for name in ("fp32", "bf16", "int8")),
+        "pruning": (),
+    }
+    return Capabilities(**{**values, **changes})
+
+
+def media_of(name: str = "photo.png", frames: int = 1) -> Media:
+    pixels = np.arange(frames * 64 * 96 * 3, dtype=np.uint64).astype(np.uint8).reshape(frames, 64, 96, 3)
+    times = tuple(index * 0.5 for index in range(frames)) if frames > 1 else ()
+    return Media("video" if frames > 1 else "image", name, pixels, times, None, None, "0" * 64)
+
+
+def frame_pruning(kept: int = 3, scored: bool = True, frames: tuple[int, ...] = (0,), item: int = 0) -> FramePruning:
+    """A grid of 2 rows and 3 columns whose first cells are kept."""
+    return FramePruning(
+        item=item,
+        name="photo.png",
+        kind="video" if frames != (0,) else "image",
+        frames=frames,
+        timestamp_s=frames[0] * 0.5 if frames != (0,) else None,
+        rows=2,
+        columns=3,
+        scores=tuple(1 - index / 6 for index in range(6)) if scored else None,
+        kept=tuple(index < kept for index in range(6)),
+    )
+
+
+def trace(steps: int = 3) -> Trace:
+    """Every stage once, 0.1 s each with a gap of 0.01 s after it, but decode and detokenise once a token."""
+    spans, at_s = [], 0.0
+    for name in STAGES[:-2]:
+        spans.append(Span(name, at_s, at_s + 0.1, None, {"tokens": 6}))
+        at_s += 0.11
+    for token in range(1, steps + 1):
+        for name in reversed(STAGES[-2:]):
+            spans.append(Span(name, at_s, at_s + 0.02, None, {"token": token}))
+            at_s += 0.02
+    return Trace(tuple(spans), at_s + 0.01)
+
+
+def result(
+    config: CompressionConfig | None = None,
+    answer: str = "A red circle",
+    finish_reason: str = "stop",
+    frames: tuple[FramePruning, ...] = (frame_pruning(),),
+) -> RunResult:
+    config = config or CompressionConfig.full()
+    after = sum(sum(frame.kept) for frame in frames)
+    return RunResult(
+        answer=answer,
+        tokens=tuple(range(len(answer.split(" ")))),
+        finish_reason=finish_reason,
+        prompt_tokens=20,
+        visual_tokens=after,
+        ttft_s=0.5,
+        tpot_s=0.02,
+        trace=trace(),
+        prune_report=PruneReport(
+            config.pruning.method if config.pruning.active else None,
+            config.pruning.keep_ratio,
+            6 * len(frames),
+            after,
+            frames,
+        ),
+        cache_stats=CacheReport({"encoder": CacheStats(1, 1, 1024, saved_s=0.25)}, {"encoder": CacheStats()}),
+        expert_report=None,
+        memory=MemoryReport(
+            None, "No reader on this platform", (PartWeights("all", "native", {"fp32": 4096}, "k"),), 64
+        ),
+        warnings=("photo.png: <i>turned</i>",),
+        config=config,
+        model="Fake",
+        device="CPU",
+        prepare_s=0.2,
+    )
+
+
+class FakeEngine:
+    """Answers like a model would. `fail` is raised in the compressed run; `seen` records what was asked."""
+
+    def __init__(self, fail: Exception | None = None, fail_full: Exception | None = None) -> None:
+        self.fail, self.fail_full = fail, fail_full
+        self.seen: list[tuple[RunRequest, CompressionConfig]] = []
+        self.open_runs = 0
+        self.cleared = 0
+        self.pause = threading.Event()
+        self.pause.set()
+
+    def capabilities(self) -> Capabilities:
+        return capabilities()
+
+    def cache_totals(self) -> dict[str, CacheStats]:
+        return {"encoder": CacheStats(queries=4, hits=1, bytes=2048, entries=3, evictions=2, saved_s=0.5)}
+
+    def clear_caches(self) -> None:
+        self.cleared += 1
+
+    def run(self, request: RunRequest, config: CompressionConfig) -> Iterator[Event]:
+        self.seen.append((request, config))
+        self.open_runs += 1
+        try:
+            yield from self._run(request, config)
+        finally:
+            self.open_runs -= 1
+
+    def _run(self, request: RunRequest, config: CompressionConfig) -> Iterator[Event]:
+        full = config == CompressionConfig.full()
+        error = self.fail_full if full else self.fail
+        yield StageStarted("warming up")
+        for name in STAGES[:-2]:
+            yield StageStarted(name)
+            yield StageEnded(Span(name, 0.0, 0.1))
+            if name == "decode media":
+                if error is not None:
+                    raise error
+                yield MediaReady((media_of(),) if request.media else ())
+        said = ""
+        for index, word in enumerate(WORDS[full]):
+            self.pause.wait(10)
+            yield TokenReady(index, index, word, 0.1 * index)
+            said += word
+            if request.cancel is not None and request.cancel.is_set():
+                yield Finished(result(config, said, "cancelled"))
+                return
+        yield Finished(result(config, said))

@@ -1,0 +1,132 @@
+"""The command line, as a person uses it: real processes, their output and their exit codes."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import gradio
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MEDIA = Path(gradio.__file__).parent / "media_assets"
+
+
+def launch(*arguments: object, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "launch.py"), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "media",
+    [
+        [MEDIA / "images/lion.jpg"],
+        [MEDIA / "images/tower.jpg"],
+        [MEDIA / "videos/world.mp4"],
+        [MEDIA / "videos/b.avi"],
+        [MEDIA / "images/lion.jpg", MEDIA / "videos/b.avi", MEDIA / "images/tower.jpg"],
+    ],
+    ids=lambda media: "+".join(path.name for path in media),
+)
+def test_compare_on_real_files(media: list[Path]) -> None:
+    """Answers, traces and reports for both sides; nothing but JSON on stdout."""
+    done = launch(
+        "run", *media, "--question", "What is shown?", "--compare", "--json", "--max-new-tokens", 6,
+        "--set", "pruning.keep_ratio=0.25", "--set", "experts.top_k=2", "--set", "precision.experts=int8",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    outcome = json.loads(done.stdout)
+    for side in ("full", "compressed"):
+        result = outcome[side]
+        assert isinstance(result["answer"], str)
+        assert 1 <= len(result["tokens"]) <= 6
+        assert {span["name"] for span in result["trace"]["spans"]} >= {"decode media", "vision encode", "prefill"}
+        assert result["ttft_s"] > 0
+        assert len({frame["item"] for frame in result["prune_report"]["frames"]}) == len(media)
+    report = outcome["compressed"]["prune_report"]
+    assert report["tokens_before"] == outcome["full"]["visual_tokens"]
+    assert report["achieved_keep_ratio"] == pytest.approx(0.25, abs=0.03)
+    experts = outcome["compressed"]["expert_report"]
+    assert experts["pairs_computed"] * 2 == experts["pairs_full"]
+    assert "full: prefill" in done.stderr
+
+
+def test_one_run_prints_its_result_as_json() -> None:
+    done = launch("run", "-q", "Hello?", "--json", "--max-new-tokens", 3)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["schema_version"] == 1
+
+
+def test_a_run_without_json_is_for_people() -> None:
+    done = launch("run", MEDIA / "images/lion.jpg", "-q", "What?", "--compare", "--max-new-tokens", 3)
+    assert done.returncode == 0, done.stderr
+    assert "time to first token" in done.stdout
+    assert "ratio" in done.stdout
+
+
+def test_help_teaches() -> None:
+    done = launch("--help")
+    assert done.returncode == 0
+    for word in ("--model", "--device", "--host", "--port", "--share", "--auth", "--max-upload-mb", "--no-open", "run", "check"):
+        assert word in done.stdout
+    assert "pruning.keep_ratio=0.5" in launch("run", "--help").stdout
+
+
+def test_check_says_what_works_and_why_not() -> None:
+    done = launch("check")
+    assert done.returncode == 0, done.stderr
+    lines = [line.strip() for line in done.stdout.splitlines() if line.startswith("  ")]
+    assert any(line.startswith("yes  int8") for line in lines)
+    for line in lines:
+        assert line.startswith("yes") or (line.startswith("no ") and line.endswith("."))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["--model", "/no/such/model"], 2, "There is no checkpoint folder /no/such/model"),
+        (["--device", "cuda:77"], 2, "Device 'cuda:77' is not there"),
+        (["--device", "gpu"], 2, "Device 'gpu' is not known"),
+        (["--dtype", "int4"], 2, "Number format 'int4' is not known"),
+        (["--port", "0"], 2, "must be from 1 to 65535"),
+        (["--host", "203.0.113.7"], 2, "Cannot listen on 203.0.113.7"),
+        (["--auth", "nobody"], 2, "USER:PASSWORD"),
+        (["--max-upload-mb", "0"], 2, "must be at least 1"),
+        (["run", "-q", "x", "--set", "pruning.keep_ratio=2"], 2, "at most 1"),
+        (["run", "-q", "x", "--set", "pruning.options.power=2"], 2, "mmr has balance"),
+        (["run", "-q", "x", "--set", "experts.top_k=99"], 2, "at most 4"),
+        (["run", "-q", "x", "--max-new-tokens", "0"], 2, "at least 1"),
+        (["run", "-q", "x", "--fps", "2", "--frames", "4"], 2, "exclude each other"),
+        (["run", "-q", ""], 1, "The question is empty"),
+        (["run", "/no/such/photo.jpg", "-q", "x"], 1, "photo.jpg"),
+        (["run", str(ROOT / "pyproject.toml"), "-q", "x"], 1, "pyproject.toml"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_what_cannot_be_done_is_said_in_one_line(arguments: list[str], code: int, sentence: str) -> None:
+    done = launch(*arguments)
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    said = [line for line in done.stderr.splitlines() if not line.startswith("Loading")]
+    assert len(said) == 1, done.stderr
+    assert sentence in said[0]
+
+
+def test_a_busy_port_is_said_in_one_line_before_the_model_loads() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = launch("--port", port, "--no-open")
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines() == [
+        f"launch.py: Cannot listen on 127.0.0.1:{port} (Address already in use); choose another --port."
+    ]
