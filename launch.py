@@ -91,7 +91,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--compare", action="store_true", help="run the full model too and compare")
     run.add_argument("--json", action="store_true", help="print the whole result as JSON")
-    run.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="longest answer (default: %(default)s)")
+    run.add_argument(
+        "--max-new-tokens", type=int, default=64, metavar="N", help="longest answer (default: %(default)s)"
+    )
     run.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: %(default)s)")
     run.add_argument("--top-p", type=float, default=1.0, metavar="P", help="nucleus sampling (default: %(default)s)")
     run.add_argument("--seed", type=int, default=0, metavar="S", help="seed of random draws (default: %(default)s)")
@@ -189,7 +191,7 @@ def _load(options: argparse.Namespace) -> Engine:
 
 
 def command_run(options: argparse.Namespace) -> None:
-    from engines.compare import Comparison, SideEvent, compare
+    from engines.compare import SideEvent, compare
     from engines.config import CompressionConfig, SamplingConfig
     from engines.media import FrameSampling
     from engines.results import Finished, RunRequest

@@ -1,6 +1,6 @@
 """Checkpoints with the layer sizes of Qwen3-VL-30B-A3B, few layers and random weights: for speed, never for quality.
 
-    python -m benchmarks.shape_true FOLDER --text-layers 2     writes one in the real format, sharded, with its index
+python -m benchmarks.shape_true FOLDER --text-layers 2     writes one in the real format, sharded, with its index
 """
 
 from __future__ import annotations

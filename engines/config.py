@@ -222,7 +222,7 @@ class CompressionConfig:
             unknown = [key for key in section_values if key not in known]
             if unknown:
                 raise ValueError(f"Unknown setting {name}.{unknown[0]}; {name} has {', '.join(known)}.")
-            built[name] = section(**section_values)  # type: ignore[misc, operator]
+            built[name] = section(**section_values)  # type: ignore[operator]
         return cls(**built)
 
     def with_settings(self, assignments: Iterable[str]) -> Self:

@@ -25,7 +25,7 @@ from engines.config import CacheConfig, CompressionConfig
 from engines.decoding import Decoder, Detokeniser, Sampler, stop_tokens
 from engines.experts.load import ExpertLoad
 from engines.experts.top_k import lower_top_k
-from engines.media import FrameSampling, Media, load_all
+from engines.media import Media, load_all
 from engines.memory import PeakMeter, cache_bytes
 from engines.precision.pool import WeightPool
 from engines.prompt import Prompt, VisualItem, build_prompt, check_question
@@ -312,9 +312,7 @@ class Engine:
                 found.features[item.index, group] = by_key[found.keys[item.index, group]]
         return len(encoded) * item.grid[1] * item.grid[2]
 
-    def _prune(
-        self, run: _Run, prompt: Prompt, features: dict[int, Features], span: dict[str, Any]
-    ) -> Sequence:
+    def _prune(self, run: _Run, prompt: Prompt, features: dict[int, Features], span: dict[str, Any]) -> Sequence:
         sequence = build_sequence(
             self._structure,
             prompt,

@@ -110,9 +110,7 @@ def build_prompt(request: RunRequest, media: Sequence[Media], processor: Any, de
     )
 
 
-def _items(
-    media: list[tuple[int, Media]], pixels: Tensor | None, grids: Tensor | None
-) -> tuple[VisualItem, ...]:
+def _items(media: list[tuple[int, Media]], pixels: Tensor | None, grids: Tensor | None) -> tuple[VisualItem, ...]:
     items = []
     start = 0
     for (index, item), grid in zip(media, [] if grids is None else grids.tolist(), strict=True):
@@ -154,7 +152,7 @@ def frame_groups(item: VisualItem, temporal_patch: int) -> list[tuple[tuple[int,
     times = list(padded_frames(item.media)[1])
     times += times[-1:] * (-len(times) % temporal_patch)
     last = item.media.n_frames - 1
-    groups = []
+    groups: list[tuple[tuple[int, ...], float | None]] = []
     for start in range(0, item.groups * temporal_patch, temporal_patch):
         frames = sorted({min(index, last) for index in range(start, start + temporal_patch)})
         groups.append((tuple(frames), (times[start] + times[start + temporal_patch - 1]) / 2))

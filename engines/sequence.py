@@ -50,9 +50,7 @@ class Sequence:
         )
 
 
-def build_sequence(
-    structure: Structure, prompt: Prompt, images: Items[Features], videos: Items[Features]
-) -> Sequence:
+def build_sequence(structure: Structure, prompt: Prompt, images: Items[Features], videos: Items[Features]) -> Sequence:
     """Put the features in the places that the processor left for them, as transformers' forward pass does."""
     core, ids, inputs = structure.core, prompt.input_ids, prompt.inputs
     embeddings = core.get_input_embeddings()(ids)

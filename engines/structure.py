@@ -43,14 +43,14 @@ class Slot:
 class Structure:
     """The named parts of a loaded model."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model: Any = model
-        self.core: Any = _find_core(model)
-        self.visual: Any = self.core.visual
-        self.language_model: Any = self.core.language_model
-        self.lm_head: Any = model.get_output_embeddings()  # type: ignore[operator]
-        self.config: Any = model.config
-        self.text_config: Any = self.config.get_text_config()  # type: ignore[operator]
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.core = _find_core(model)
+        self.visual = self.core.visual
+        self.language_model = self.core.language_model
+        self.lm_head = model.get_output_embeddings()
+        self.config = model.config
+        self.text_config = self.config.get_text_config()
         self.merge_size = int(self.visual.spatial_merge_size)
         self.mergers: list[nn.Module] = [self.visual.merger, *getattr(self.visual, "deepstack_merger_list", [])]
         self.deepstack_layers = len(getattr(self.visual, "deepstack_merger_list", []))
@@ -98,7 +98,7 @@ class Structure:
         yield from _tensors(self.model.lm_head)
 
 
-def _find_core(model: nn.Module) -> nn.Module:
+def _find_core(model: nn.Module) -> Any:
     for module in model.modules():
         children = dict(module.named_children())
         if "visual" in children and "language_model" in children:

@@ -30,7 +30,7 @@ def engines(tiny_folders: dict[str, Path]) -> dict[str, Engine]:
 def moe(engines: dict[str, Engine]) -> Iterator[Engine]:
     """The tiny Qwen3-VL-MoE engine with empty caches."""
     engines["qwen3_vl_moe"].clear_caches()
-    yield engines["qwen3_vl_moe"]
+    return engines["qwen3_vl_moe"]
 
 
 @pytest.fixture(scope="session")

@@ -75,7 +75,18 @@ def test_a_run_without_json_is_for_people() -> None:
 def test_help_teaches() -> None:
     done = launch("--help")
     assert done.returncode == 0
-    for word in ("--model", "--device", "--host", "--port", "--share", "--auth", "--max-upload-mb", "--no-open", "run", "check"):
+    for word in (
+        "--model",
+        "--device",
+        "--host",
+        "--port",
+        "--share",
+        "--auth",
+        "--max-upload-mb",
+        "--no-open",
+        "run",
+        "check",
+    ):
         assert word in done.stdout
     assert "pruning.keep_ratio=0.5" in launch("run", "--help").stdout
 

@@ -63,7 +63,7 @@ class CastPatchEmbedding(nn.Module):
         self.out_dtype = convolution.weight.dtype
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return F.conv3d(inputs, self.weight, self.bias, stride=self.stride).to(self.out_dtype)  # type: ignore[arg-type]
+        return F.conv3d(inputs, self.weight, self.bias, stride=self.stride).to(self.out_dtype)
 
 
 class CastExperts(nn.Module):

@@ -101,10 +101,10 @@ class Int8Experts(nn.Module):
 
     def __init__(self, experts: Any) -> None:
         super().__init__()
-        for name in ("gate_up_proj", "down_proj"):
-            quantised, scales = quantise_rows(getattr(experts, name).detach())
-            setattr(self, name, nn.Buffer(quantised))
-            setattr(self, f"{name}_scales", nn.Buffer(scales[..., 0]))
+        gate_up, gate_up_scales = quantise_rows(experts.gate_up_proj.detach())
+        down, down_scales = quantise_rows(experts.down_proj.detach())
+        self.gate_up_proj, self.gate_up_scales = nn.Buffer(gate_up), nn.Buffer(gate_up_scales[..., 0])
+        self.down_proj, self.down_scales = nn.Buffer(down), nn.Buffer(down_scales[..., 0])
         self.num_experts = experts.num_experts
         self.apply_gate = experts._apply_gate
 
@@ -121,9 +121,9 @@ class Int8Experts(nn.Module):
             if count == 0:
                 continue
             chosen = rows[start : start + count]
-            gate_up = int8_matmul(hidden_states[chosen], self.gate_up_proj[expert], self.gate_up_proj_scales[expert])
+            gate_up = int8_matmul(hidden_states[chosen], self.gate_up_proj[expert], self.gate_up_scales[expert])
             inner = self.apply_gate(gate_up)
-            down = int8_matmul(inner, self.down_proj[expert], self.down_proj_scales[expert])
+            down = int8_matmul(inner, self.down_proj[expert], self.down_scales[expert])
             out.index_add_(0, chosen, down * weights[start : start + count, None])
             start += count
         return out.to(hidden_states.dtype)

@@ -145,7 +145,16 @@ def test_no_samples_means_no_examples(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"), [(None, "—"), (0.0012, "1.2 ms"), (0.84, "840 ms"), (0.9996, "1.00 s"), (1.239, "1.24 s")]
+    ("value", "said"),
+    [
+        (None, "—"),
+        (0.0, "0.0 ms"),
+        (0.000_02, "20 µs"),
+        (0.0012, "1.2 ms"),
+        (0.84, "840 ms"),
+        (0.9996, "1.00 s"),
+        (1.239, "1.24 s"),
+    ],
 )
 def test_seconds(value: float | None, said: str) -> None:
     assert words.seconds(value) == said

@@ -20,7 +20,11 @@ from engines.results import RunRequest
 
 def test_families_are_found_by_structure(engines: dict[str, Engine]) -> None:
     found = {
-        family: (engine.capabilities().experts, engine.capabilities().own_top_k, engine.checkpoint.structure.deepstack_layers)
+        family: (
+            engine.capabilities().experts,
+            engine.capabilities().own_top_k,
+            engine.checkpoint.structure.deepstack_layers,
+        )
         for family, engine in engines.items()
     }
     assert found == {"qwen3_vl_moe": (8, 4, 2), "qwen3_vl": (None, None, 2), "qwen3_5_moe": (8, 4, 0)}
@@ -33,7 +37,9 @@ def test_capabilities_say_why_not(engines: dict[str, Engine]) -> None:
             assert capability.available or capability.reason.endswith(".")
 
 
-def test_digest_tells_checkpoints_apart(engines: dict[str, Engine], tiny_folders: dict[str, Path], tmp_path: Path) -> None:
+def test_digest_tells_checkpoints_apart(
+    engines: dict[str, Engine], tiny_folders: dict[str, Path], tmp_path: Path
+) -> None:
     digests = {engine.checkpoint.digest for engine in engines.values()}
     assert len(digests) == 3
     copy = tmp_path / "copy"
@@ -116,7 +122,9 @@ def test_a_model_of_another_kind_gets_a_sentence(tmp_path: Path) -> None:
         load_checkpoint(str(folder))
 
 
-@pytest.mark.parametrize("device", ["cuda:99", "mps" if pick_device("auto").type != "mps" else "cuda", "gpu", "xla", ""])
+@pytest.mark.parametrize(
+    "device", ["cuda:99", "mps" if pick_device("auto").type != "mps" else "cuda", "gpu", "xla", ""]
+)
 def test_wrong_devices_get_a_sentence(device: str) -> None:
     with pytest.raises(CheckpointError, match="use auto"):
         pick_device(device)

@@ -7,7 +7,14 @@ import pytest
 from engines.decoding import Detokeniser
 from engines.engine import Engine
 
-TEXTS = ["a red circle", "红色的圆形，三个", "👩‍👩‍👧 and 🎉!", "naïve — café ½", "tab\tnew\nline  two", "混合 mixed 🙂 text"]
+TEXTS = [
+    "a red circle",
+    "红色的圆形，三个",
+    "👩‍👩‍👧 and 🎉!",
+    "naïve — café ½",
+    "tab\tnew\nline  two",
+    "混合 mixed 🙂 text",
+]
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -169,10 +169,14 @@ def test_a_dropped_modality_is_not_encoded(
     left: int,
 ) -> None:
     calls = []
-    original = moe.checkpoint.structure.visual.forward
-    monkeypatch.setattr(
-        moe.checkpoint.structure.visual, "forward", lambda *args, **kwargs: (calls.append(1), original(*args, **kwargs))[1]
-    )
+    tower = moe.checkpoint.structure.visual
+    original = tower.forward
+
+    def forward(*args: object, **kwargs: object) -> object:
+        calls.append(1)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(tower, "forward", forward)
     result = moe.answer(ask(media_files, *names, warm_up=False), FULL.with_settings([f"modality.{assignment}=false"]))
     assert len(calls) == left
     assert any("left out of the prompt" in warning for warning in result.warnings)

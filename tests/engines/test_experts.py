@@ -50,7 +50,9 @@ def test_skipped_pairs_are_not_computed(engines: dict[str, Engine], media_files:
             )
             for layer in engine.checkpoint.structure.moe_layers
         ]
-        report = engine.answer(request, CompressionConfig.full().with_settings([f"experts.top_k={top_k}"])).expert_report
+        report = engine.answer(
+            request, CompressionConfig.full().with_settings([f"experts.top_k={top_k}"])
+        ).expert_report
         for handle in handles:
             handle.remove()
         assert report is not None

@@ -37,8 +37,8 @@ def build(engine: Engine, paths: list[Path], config: PruningConfig) -> tuple[Seq
     images = encode_items(checkpoint.structure, prompt.images) if prompt.images else []
     videos = encode_items(checkpoint.structure, prompt.videos) if prompt.videos else []
     whole = build_sequence(checkpoint.structure, prompt, images, videos)
-    features = {item.index: found for item, found in zip((*prompt.images, *prompt.videos), (*images, *videos), strict=True)}
-    items = [(item, features[item.index]) for item in prompt.in_prompt_order()]
+    encoded = zip((*prompt.images, *prompt.videos), (*images, *videos), strict=True)
+    items = sorted(encoded, key=lambda pair: pair[0].index)
     keep, _ = choose_rows(whole, items, config, merge=2, temporal_patch=2, seed=0)
     assert keep is not None
     return whole, keep, whole.select(keep)

@@ -114,7 +114,8 @@ def test_keeps_exactly_the_budget_in_order(name: str, grid: tuple[int, int]) -> 
         kept = create(name, {}).select(visual, keep).kept.tolist()
         assert kept == sorted(set(kept))
         assert len(kept) == keep
-        assert 0 <= kept[0] and kept[-1] < tokens
+        assert kept[0] >= 0
+        assert kept[-1] < tokens
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -177,7 +178,9 @@ def test_bad_names_and_options_are_refused_in_words() -> None:
 
 def test_every_method_says_what_it_is_and_where_it_comes_from() -> None:
     for method in describe_methods():
-        assert method.label and method.help and method.source
+        assert method.label
+        assert method.help
+        assert method.source
         for name, default, described, _ in method.parameters:
             assert described["help"], name
             assert described["low"] <= default <= described["high"]

@@ -62,9 +62,14 @@ def test_device_is_idle_before_a_span_opens_and_closes() -> None:
 def test_a_span_that_fails_is_kept_with_its_time() -> None:
     clock = FakeClock()
     tracer = Tracer(lambda: None, clock)
-    with pytest.raises(RuntimeError), tracer.span("prune"):
-        clock.now_s += 1.0
-        raise RuntimeError
+
+    def fail() -> None:
+        with tracer.span("prune"):
+            clock.now_s += 1.0
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
     assert tracer.finish().stage_s("prune") == 1.0
 
 
