@@ -205,7 +205,8 @@ def command_run(options: argparse.Namespace) -> None:
         frames = FrameSampling(fps=options.fps)
     request = RunRequest(
         question=options.question,
-        media=tuple(options.media),
+        # A person's own links are followed here; the engine follows none.
+        media=tuple(path.resolve() if path.exists() else path for path in options.media),
         sampling=SamplingConfig(options.max_new_tokens, options.temperature, options.top_p, options.seed),
         frames=frames,
     )
