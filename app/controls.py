@@ -51,7 +51,7 @@ def make_controls(capabilities: Capabilities, methods: Sequence[MethodDescriptio
     """Every setting of CompressionConfig and every method's own parameters, in the order of the page."""
     controls: list[Control] = []
     for section in dataclasses.fields(CompressionConfig):
-        for item in dataclasses.fields(section.default_factory):  # type: ignore[arg-type, misc]
+        for item in dataclasses.fields(section.default_factory):  # type: ignore[arg-type]
             path = (section.name, item.name)
             if path == OPTIONS:
                 controls += [
@@ -99,7 +99,9 @@ def _method(
 ) -> Control:
     refused = {capability.name: capability.reason for capability in capabilities if not capability.available}
     usable = [method for method in methods if method.name not in refused]
-    reasons = [f"{method.label} is not available: {refused[method.name]}" for method in methods if method.name in refused]
+    reasons = [
+        f"{method.label} is not available: {refused[method.name]}" for method in methods if method.name in refused
+    ]
     default = item.default if any(method.name == item.default for method in usable) else usable[0].name
     return Control(
         METHOD,
@@ -130,9 +132,7 @@ def _top_k(item: dataclasses.Field, capabilities: Capabilities) -> Control:
 
 def _precision(item: dataclasses.Field, capabilities: Sequence[Capability]) -> Control:
     refused = {capability.name: capability.reason for capability in capabilities if not capability.available}
-    part = {
-        choice: refused.get(f"{item.name}.{choice}", refused.get(choice)) for choice in item.metadata["choices"]
-    }
+    part = {choice: refused.get(f"{item.name}.{choice}", refused.get(choice)) for choice in item.metadata["choices"]}
     reasons = "".join(f" {choice} is not available: {reason}" for choice, reason in part.items() if reason)
     return Control(
         (PRECISION, item.name),
@@ -154,6 +154,8 @@ def to_config(controls: Sequence[Control], values: Sequence[Any]) -> Compression
             continue
         if control.kind == "number":
             value = _number(control, value)
+        if control.method and value == control.default:
+            continue  # left to the method, so that all switches off is CompressionConfig.full() to the letter
         if control.path == TOP_K and value == control.default:
             value = None
         target: dict[str, Any] = built
@@ -214,6 +216,4 @@ def summary(config: CompressionConfig, controls: Sequence[Control]) -> list[str]
 
 def recommended() -> CompressionConfig:
     """Where the page starts: half of the visual tokens, and no picture encoded twice."""
-    return CompressionConfig().with_settings(
-        ["pruning.method=mmr", "pruning.keep_ratio=0.5", "cache.encoder=true"]
-    )
+    return CompressionConfig().with_settings(["pruning.method=mmr", "pruning.keep_ratio=0.5", "cache.encoder=true"])

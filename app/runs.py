@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 
 from app.pictures import picture_of
-from app.session import Phase, Session, Ticket
+from app.session import Phase, Picture, Session, Ticket
 from engines.compare import Comparison, Runner, Side, SideEvent, compare
 from engines.config import CompressionConfig
 from engines.media import Media

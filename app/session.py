@@ -62,6 +62,9 @@ class Session:
     pictures: dict[tuple[int, int], Picture] = field(default_factory=dict)
     """By (item, frame) of the run that the page shows."""
 
+    page_px: int = 1440
+    """Width of the visitor's window when the page was opened."""
+
     def begin(self, ticket: int) -> None:
         """Forget the last run and wait for the engine."""
         self.sides = {side: SideView(Phase.QUEUED) for side in SIDES}

@@ -13,6 +13,8 @@ def seconds(value: float | None) -> str:
     """A duration with three meaningful digits: 840 ms, 1.24 s."""
     if value is None:
         return MISSING
+    if 0 < abs(value) < 0.000_0995:
+        return f"{value * 1e6:.0f} µs"
     if abs(value) < 0.0995:
         return f"{value * 1000:.1f} ms"
     if abs(value) < 0.9995:
@@ -38,7 +40,9 @@ def percent(value: float | None) -> str:
 
 def ratio(value: float | None) -> str:
     """Compressed / full: 0.52x."""
-    return MISSING if value is None else f"{value:.2f}x"
+    if value is None:
+        return MISSING
+    return f"{value:.2f}x" if value < 10 else f"{value:.0f}x"
 
 
 def count(value: int | None) -> str:

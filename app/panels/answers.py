@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from app.controls import Control, summary
 from app.session import Phase, Session, SideView
-from app.words import count, escape, megabytes, percent, plural, ratio, seconds
+from app.words import MISSING, count, escape, megabytes, percent, plural, ratio, seconds
 from engines.compare import SIDES, Segment, Side
 from engines.results import RunResult
 
@@ -26,16 +26,17 @@ FINISH = {"length": "Cut off at the longest answer", "cancelled": "Stopped befor
 
 
 def answers_html(session: Session, controls: tuple[Control, ...]) -> str:
-    """Everything below the question, for whatever state the visitor's run is in."""
+    """Both answers and what was measured, for whatever state the visitor's run is in."""
     marked: dict[Side, tuple[Segment, ...]] = {}
     if session.comparison is not None:
         marked["full"], marked["compressed"] = session.comparison.segments()
     cards = "".join(_card(side, session, marked.get(side), controls) for side in SIDES)
-    return f'{_verdict(session)}<div class="pair">{cards}</div>{_measures(session)}'
+    return f'<div class="pair">{cards}</div>{_measures(session)}'
 
 
-def _verdict(session: Session) -> str:
-    """One line that says how things stand; read aloud when it changes."""
+def verdict_html(session: Session) -> str:
+    """One line that says how things stand. Screen readers read it when it changes, so it is apart from the answers,
+    which change with every token."""
     kind, text, legend = "", "", ""
     if session.error:
         kind, text = "wrong", escape(session.error)
@@ -44,7 +45,9 @@ def _verdict(session: Session) -> str:
     elif session.comparison is not None:
         kind, text, legend = _difference(session)
     elif session.stopped:
-        kind, text = "stopped", "Stopped. What was answered until then is kept below."
+        kept = any(view.text for view in session.sides.values())
+        kind = "stopped"
+        text = "Stopped. What was answered until then is kept below." if kept else "Stopped before there was an answer."
     elif session.sides["full"].phase == Phase.QUEUED:
         text = "Waiting for the engine: runs are taken one at a time."
     elif session.active:
@@ -73,7 +76,8 @@ def _card(side: Side, session: Session, marked: tuple[Segment, ...] | None, cont
     chip = f'<span class="chip phase-{view.phase.value.replace(" ", "-")}">{CHIPS[view.phase]}</span>'
     return (
         f'<article class="answer {side}" id="answer-{side}" data-phase="{view.phase.value}">'
-        f'<header><h2>{TITLES[side]}</h2>{chip}</header><div class="text">{_text(side, view, marked)}</div>'
+        f"<header><h2>{TITLES[side]}</h2>{chip}</header>"
+        f'<div class="text" tabindex="0">{_text(side, view, marked)}</div>'
         f"<footer>{_footer(side, view, controls)}</footer></article>"
     )
 
@@ -137,7 +141,10 @@ MEASURES = (
     ),
     Measure("tokens_per_s", "Tokens per second", "Tokens after the first, per second.", "slower", "faster", "faster"),
     Measure(
-        "visual_tokens", "Visual tokens", "Image and video tokens that the language model saw.", "fewer", "more", "fewer"
+        "visual_tokens",
+        "Visual tokens",
+        "Image and video tokens that the language model saw.",
+        "fewer", "more", "fewer",
     ),
     Measure("peak_memory", "Peak memory", "", "less", "more", "less"),
     Measure("weights", "Weights", "Bytes of all weight tensors in use.", "smaller", "larger", "smaller"),
@@ -151,7 +158,7 @@ def _measures(session: Session) -> str:
     ratios = session.comparison.ratios() if session.comparison is not None else {}
     rows = []
     for measure in MEASURES:
-        values = [_value(measure, results[side]) if side in results else "" for side in SIDES]
+        values = [_value(measure, results[side]) if side in results else MISSING for side in SIDES]
         help_text = measure.help or next(iter(results.values())).memory.peak_source
         rows.append(
             f'<tr data-measure="{measure.key}"><td class="value full">{values[0]}</td>'
@@ -165,7 +172,8 @@ def _measures(session: Session) -> str:
         else ""
     )
     return (
-        '<table class="measures"><thead><tr><th scope="col">Full</th><th scope="col">Measured</th>'
+        '<table class="measures"><colgroup><col class="side"><col><col class="side"></colgroup>'
+        '<thead><tr><th scope="col">Full</th><th scope="col">Measured</th>'
         f'<th scope="col">Compressed</th></tr></thead><tbody>{"".join(rows)}</tbody></table>{note}'
     )
 
@@ -191,7 +199,7 @@ def _value(measure: Measure, result: RunResult) -> str:
         if not report.tokens_before:
             return "<small>no media</small>"
         share = percent(report.achieved_keep_ratio)
-        return f"{count(report.tokens_after)} <small>of {count(report.tokens_before)} ({share})</small>"
+        return f"{count(report.tokens_after)} <small>of {count(report.tokens_before)} <span>({share})</span></small>"
     if measure.key == "peak_memory":
         if result.memory.peak_bytes is None:
             return "<small>not available here</small>"

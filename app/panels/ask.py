@@ -33,8 +33,6 @@ class Example:
 
     path: Path
     question: str
-    answer: str
-    category: str
 
 
 def read_examples(folder: Path) -> list[Example]:
@@ -44,14 +42,12 @@ def read_examples(folder: Path) -> list[Example]:
         return []
     entries = json.loads(index.read_text(encoding="utf-8"))
     return [
-        Example(folder / entry["file"], entry["question"], entry.get("answer", ""), entry.get("category", ""))
-        for entry in entries
-        if (folder / entry["file"]).is_file()
+        Example(folder / entry["file"], entry["question"]) for entry in entries if (folder / entry["file"]).is_file()
     ]
 
 
 class AskPanel:
-    """Components: `files`, `question`, `run`, `stop`, `leave`, `warm_up`, and `sampling` in a fixed order."""
+    """Holds what is asked (`inputs`, in a fixed order) and the buttons `run`, `stop` and `leave`."""
 
     def __init__(self, limits: MediaLimits, samples: Path) -> None:
         self.limits = limits
@@ -61,7 +57,7 @@ class AskPanel:
                     label="Images and videos",
                     file_count="multiple",
                     file_types=list(SUFFIXES),
-                    height=148,
+                    height=132,
                     elem_id="files",
                     min_width=240,
                     scale=2,
@@ -82,7 +78,6 @@ class AskPanel:
                 self.run = gr.Button("Run", variant="primary", elem_id="run", scale=1, min_width=90)
                 self.stop = gr.Button("Stop", elem_id="stop", interactive=False, scale=1, min_width=90)
                 self.leave = gr.Button("Leave queue", elem_id="leave", visible=False, scale=1, min_width=90)
-            self.queue = gr.HTML("", elem_id="queue-status")
             self._draw_examples(read_examples(samples))
             self._draw_sampling()
         self.files.change(
@@ -133,8 +128,8 @@ class AskPanel:
     def _draw_examples(self, examples: Sequence[Example]) -> None:
         if not examples:
             return
-        gr.HTML("<h3>Examples</h3>" + _example_style(examples), elem_classes="group-title")
         with gr.Row(elem_id="examples"):
+            gr.HTML("<h3>Examples</h3>" + _example_style(examples), elem_classes="group-title", min_width=0)
             for index, example in enumerate(examples):
                 button = gr.Button(example.question, size="sm", elem_id=f"example-{index}", elem_classes="example")
                 button.click(

@@ -33,7 +33,8 @@ def header_html(capabilities: Capabilities) -> str:
         else ""
     )
     return (
-        f'<div class="brand">{LOGO}<div><h1>{TITLE}</h1><p>{LINE}</p></div>{badge}</div>{note}{_device(capabilities)}'
+        f'<div class="brand">{LOGO}<div class="name"><h1>{TITLE}</h1><p>{LINE}</p></div>{badge}</div>'
+        f'<div class="notes">{note}{_device(capabilities)}</div>'
     )
 
 

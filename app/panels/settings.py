@@ -36,8 +36,8 @@ class SettingsPanel:
         with gr.Accordion("Compressed side", open=True, elem_id="settings", elem_classes="card"):
             self.summary = gr.HTML(self.describe(*self._start), elem_id="settings-summary")
             with gr.Row(elem_classes="buttons"):
-                recommended = gr.Button("Recommended", size="sm", elem_id="recommended")
-                full = gr.Button("Reset to full", size="sm", elem_id="reset")
+                recommended = gr.Button("Recommended", size="sm", elem_id="recommended", min_width=100)
+                full = gr.Button("Reset to full", size="sm", elem_id="reset", min_width=100)
             for section, title in GROUPS.items():
                 gr.HTML(f"<h3>{title}</h3>", elem_classes="group-title")
                 if section == PRECISION:
@@ -88,7 +88,9 @@ class SettingsPanel:
             return f'<p class="summary wrong">{escape(str(error))}</p>'
         if not found:
             return '<p class="summary">All off: the same as the full model.</p>'
-        return '<p class="summary">' + "".join(f'<span class="chip on">{escape(part)}</span>' for part in found) + "</p>"
+        return (
+            '<p class="summary">' + "".join(f'<span class="chip on">{escape(part)}</span>' for part in found) + "</p>"
+        )
 
     def _draw_section(self, section: str) -> None:
         for control, value in zip(self.controls, self._start, strict=True):
@@ -169,5 +171,3 @@ class SettingsPanel:
 
 def _common(values: Sequence[str]) -> str:
     return values[0] if len(set(values)) == 1 else MIXED
-
-

@@ -15,20 +15,22 @@ VIEWS: tuple[View, View] = ("score", "kept")
 DROPPED_COLOUR = "#20262e"
 
 
-def heatmap(frame: FramePruning, picture: str | None, size: tuple[int, int], view: View, opacity: float) -> go.Figure:
+def heatmap(
+    frame: FramePruning, picture: str | None, size: tuple[int, int], view: View, opacity: float, width_px: int = 700
+) -> go.Figure:
     """Cells over the picture.
 
-    `picture` is a data URL, `size` its (width, height) in pixels: the cells tile exactly that rectangle. Without
-    scores the score view is the kept view, and the panel says why.
+    `picture` is a data URL, `size` its (width, height) in pixels: the cells tile exactly that rectangle. `width_px`
+    is the room for it on the screen. Without scores the score view is the kept view, and the panel says why.
     """
     width, height = size
     cell_width, cell_height = width / frame.columns, height / frame.rows
-    figure = go.Figure(layout=blank_layout(plot_height(size)))
+    scored = view == "score" and frame.scores is not None
+    figure = go.Figure(layout=blank_layout(plot_height(size, width_px) + (92 if scored else 42)))
     if picture is not None:
         figure.add_layout_image(
             source=picture, xref="x", yref="y", x=0, y=0, sizex=width, sizey=height, sizing="stretch", layer="below"
         )
-    scored = view == "score" and frame.scores is not None
     figure.add_heatmap(
         z=_grid(frame, list(frame.scores or ()) if scored else [float(kept) for kept in frame.kept]),
         x0=cell_width / 2,
@@ -43,7 +45,7 @@ def heatmap(frame: FramePruning, picture: str | None, size: tuple[int, int], vie
         ),
         xgap=1,
         ygap=1,
-        **_colours(scored),
+        **_colours(frame.scores if scored else None),
     )
     _mark_dropped(figure, frame, cell_width, cell_height, size)
     figure.update_layout(
@@ -62,14 +64,16 @@ def heatmap(frame: FramePruning, picture: str | None, size: tuple[int, int], vie
     return figure
 
 
-def plot_height(size: tuple[int, int]) -> int:
-    """Explicit, and by the shape of the picture: wide strips need less."""
+def plot_height(size: tuple[int, int], width_px: int) -> int:
+    """Screen pixels for the picture: as tall as it comes out at that width, within bounds."""
     width, height = size
-    return int(min(520, max(240, 640 * height / width))) + 92
+    return round(min(540.0, max(120.0, (width_px - 8) * height / width)))
 
 
-def _colours(scored: bool) -> dict[str, object]:
-    if scored:
+def _colours(scores: tuple[float, ...] | None) -> dict[str, object]:
+    if scores is not None:
+        low, high = min(scores), max(scores)
+        ticks = [low, (low + high) / 2, high]
         bar = {
             "orientation": "h",
             "thickness": 10,
@@ -80,7 +84,9 @@ def _colours(scored: bool) -> dict[str, object]:
             "ypad": 6,
             "outlinewidth": 0,
             "title": {"text": "Score (higher is kept sooner)", "side": "bottom", "font": {"size": 11}},
-            "nticks": 5,
+            "tickvals": ticks,
+            "ticktext": [f"{tick:.2g}" for tick in ticks],
+            "tickangle": 0,
         }
         return {"colorscale": "Cividis", "colorbar": bar}
     # Kept cells show the picture; dropped ones are covered.
@@ -95,9 +101,10 @@ def _mark_dropped(
     dropped = [divmod(index, frame.columns) for index, kept in enumerate(frame.kept) if not kept]
     # About 0.6 screen pixels a picture pixel at most; small cells get small crosses.
     on_screen = min(cell_width, cell_height) * min(1.0, 600 / max(size))
+    nowhere: list[float | None] = [None]
     figure.add_scatter(
-        x=[(column + 0.5) * cell_width for _, column in dropped] or [None],
-        y=[(row + 0.5) * cell_height for row, _ in dropped] or [None],
+        x=[(column + 0.5) * cell_width for _, column in dropped] or nowhere,
+        y=[(row + 0.5) * cell_height for row, _ in dropped] or nowhere,
         mode="markers",
         name=f"Dropped ({len(dropped)})",
         marker={
@@ -110,8 +117,8 @@ def _mark_dropped(
         showlegend=True,
     )
     figure.add_scatter(
-        x=[None],
-        y=[None],
+        x=nowhere,
+        y=nowhere,
         mode="markers",
         name=f"Kept ({sum(frame.kept)})",
         marker={"symbol": "square-open", "size": 9, "color": GREY, "line": {"width": 1.5}},
@@ -126,8 +133,12 @@ def _grid(frame: FramePruning, values: list) -> list[list]:
 
 def _cell(frame: FramePruning, index: int) -> list[object]:
     row, column = divmod(index, frame.columns)
-    score = "not given" if frame.scores is None else f"{frame.scores[index]:.3g}"
+    score = "not given" if frame.scores is None else _score_words(frame.scores[index])
     return [row + 1, column + 1, score, "Kept" if frame.kept[index] else "Dropped"]
+
+
+def _score_words(score: float) -> str:
+    return f"{score:.3f}" if abs(score) < 10 else f"{score:.1f}"
 
 
 def heatmap_table(frame: FramePruning) -> str:

@@ -73,6 +73,7 @@ def _details(attributes: dict[str, Any]) -> str:
 def waterfall(results: dict[Side, RunResult]) -> go.Figure:
     """One row a stage, with a lane for each run; hover shows the duration and what was counted."""
     figure = go.Figure(layout=blank_layout(ROW_PX * len(ROWS) + 90))
+    end_s = max(result.trace.total_s for result in results.values())
     position = {row: index for index, row in enumerate(ROWS)}
     for side in SIDES:
         if side not in results:
@@ -97,27 +98,38 @@ def waterfall(results: dict[Side, RunResult]) -> go.Figure:
                     "color": SIDE_COLOURS[side],
                     "opacity": 1.0 if own else 0.6,
                     # A pattern besides the colour, for those who cannot tell the colours apart.
-                    "pattern": {"shape": ("" if side == "full" else "/") if own else ".", "size": 5, "solidity": 0.25},
-                    "line": {"width": 0.6, "color": "rgba(255,255,255,0.75)"},
+                    "pattern": {
+                        "shape": ("" if side == "full" else "/") if own else ".",
+                        "fillmode": "overlay",
+                        "fgcolor": "rgba(255,255,255,0.55)",
+                        "size": 6,
+                        "solidity": 0.2,
+                    },
+                    # Neighbouring tokens are told apart by a light edge, which would hide a bar thinner than itself.
+                    "line": {
+                        "width": [0.5 if bar.duration_s > 0.005 * end_s else 0 for bar in group],
+                        "color": "rgba(255,255,255,0.6)",
+                    },
                 },
                 hovertemplate=(
                     f"<b>%{{customdata[0]}}</b> · {SIDE_NAMES[side].lower()}<br>%{{customdata[1]}}"
                     " from %{customdata[2]}<br>%{customdata[3]}<extra></extra>"
                 ),
             )
-    end_s = max(result.trace.total_s for result in results.values())
     figure.update_layout(
         barmode="overlay",
-        margin={"l": 132, "r": 12, "t": 36, "b": 48},
-        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "traceorder": "normal"},
+        margin={"l": 132, "r": 12, "t": 44, "b": 48},
+        legend={"orientation": "h", "x": 0, "xref": "container", "y": 1, "yanchor": "bottom", "traceorder": "normal"},
         xaxis={
             "range": [0, end_s * 1.01],
-            "title": {"text": "Seconds since the run began", "standoff": 8},
+            "title": {"text": "Since the run began", "standoff": 8},
             "gridcolor": FAINT,
             "zeroline": False,
             "ticksuffix": " s",
+            "showticksuffix": "last",
             "fixedrange": True,
-            "nticks": 7,
+            "nticks": 6,
+            "tickangle": 0,
         },
         yaxis={
             "range": [len(ROWS) - 0.5, -0.5],
@@ -162,7 +174,8 @@ def waterfall_table(results: dict[Side, RunResult]) -> str:
     )
     return (
         '<div class="scroll"><table class="figures"><thead><tr><th scope="col">Stage</th><th scope="col">Full</th>'
-        '<th scope="col">Compressed</th><th scope="col">Ratio</th><th scope="col">Counted</th></tr></thead>'
+        '<th scope="col">Compressed</th><th scope="col">Ratio</th>'
+        '<th scope="col" class="note">Counted</th></tr></thead>'
         f"<tbody>{''.join(lines)}</tbody></table></div>"
     )
 

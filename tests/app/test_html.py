@@ -8,7 +8,7 @@ import re
 import pytest
 
 from app import words
-from app.panels.answers import MEASURES, answers_html
+from app.panels.answers import MEASURES, answers_html, verdict_html
 from app.panels.ask import media_tile, read_examples
 from app.panels.caches import caches_html
 from app.panels.header import header_html
@@ -19,6 +19,10 @@ from engines.config import CompressionConfig
 from engines.results import PruneReport
 from tests.app import fake
 from tests.app.test_controls import CONTROLS
+
+
+def page_of(session: Session) -> str:
+    return verdict_html(session) + answers_html(session, CONTROLS)
 
 
 def text_of(html: str) -> str:
@@ -42,24 +46,24 @@ def finished(full: str = "A red circle", compressed: str = "A blue circle") -> S
 
 
 def test_the_models_text_is_escaped() -> None:
-    html = answers_html(finished("<script>alert(1)</script>", '<img src=x onerror="1"> ${1+1} {{value}}'), CONTROLS)
+    html = page_of(finished("<script>alert(1)</script>", '<img src=x onerror="1"> ${1+1} {{value}}'))
     assert "<script>" not in html
     assert "<img" not in html
     assert "<i>turned</i>" not in html
     session = Session(error="<b>bad</b>")
-    assert "<b>bad</b>" not in answers_html(session, CONTROLS)
+    assert "<b>bad</b>" not in page_of(session)
 
 
 def test_differences_are_marked_and_counted() -> None:
-    html = answers_html(finished(), CONTROLS)
+    html = page_of(finished())
     assert '<mark class="differs">red</mark>' in html
     assert '<mark class="differs">blue</mark>' in html
     assert "first difference at token 3" in html
-    assert "Answers are identical" in answers_html(finished("same", "same"), CONTROLS)
+    assert "Answers are identical" in page_of(finished("same", "same"))
 
 
 def test_every_figure_stands_under_both_answers_with_its_ratio() -> None:
-    html = answers_html(finished(), CONTROLS)
+    html = page_of(finished())
     for measure in MEASURES:
         row = html[html.index(f'data-measure="{measure.key}"') :].partition("</tr>")[0]
         assert measure.name in row
@@ -76,7 +80,7 @@ def test_every_phase_has_its_words(phase: Phase) -> None:
     session = Session()
     for view in session.sides.values():
         view.phase, view.stage = phase, "prefill"
-    html = answers_html(session, CONTROLS)
+    html = page_of(session)
     assert f'data-phase="{phase.value}"' in html
     assert text_of(html).strip()
 
@@ -86,13 +90,13 @@ def test_a_failed_run_says_why_and_a_stopped_one_keeps_its_text() -> None:
     session.begin(1)
     session.sides["full"].phase, session.sides["full"].text = Phase.RUNNING, "A red"
     session.stop()
-    html = answers_html(session, CONTROLS)
+    html = page_of(session)
     assert "Stopped" in html
     assert "A red" in html
     session.begin(2)
     session.sides["full"].phase = Phase.RUNNING
     session.fail("clip.mp4 is a text.")
-    html = answers_html(session, CONTROLS)
+    html = page_of(session)
     assert 'role="alert"' in html
     assert "clip.mp4 is a text." in html
     assert [view.phase for view in session.sides.values()] == [Phase.FAILED, Phase.NOT_RUN]
@@ -170,4 +174,4 @@ def test_full_configuration_is_named_in_words() -> None:
     result = session.sides["compressed"].result
     assert result is not None
     assert result.config == CompressionConfig.full()
-    assert "all switches off" in answers_html(session, CONTROLS)
+    assert "all switches off" in page_of(session)

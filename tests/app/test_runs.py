@@ -162,7 +162,7 @@ def test_pressing_run_takes_a_ticket_with_what_the_page_shows(page: Workbench) -
     assert ticket.request.warm_up is True
     assert ticket.compressed.pruning.keep_ratio == 0.25
     assert session.sides["full"].phase == Phase.QUEUED
-    assert "Waiting" in updates[page.answers]
+    assert "Waiting for the engine" in updates[page.verdict]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_what_is_missing_is_said_without_a_run(page: Workbench, question: str, c
     session = Session()
     updates = ask(page, session, question, **changed)
     assert page.ticket not in updates
-    assert said in updates[page.answers]
+    assert said in updates[page.verdict]
 
 
 def test_a_run_fills_every_panel(page: Workbench) -> None:
@@ -209,7 +209,7 @@ def test_stop_and_leave(page: Workbench) -> None:
     assert not ticket.cancel.is_set(), "another visitor cannot stop it"
     updates = page.leave(session, visitor())
     assert ticket.cancel.is_set()
-    assert "Stopped before there was an answer" in updates[page.answers]
+    assert "Stopped before there was an answer" in updates[page.verdict]
     assert page.tickets.get("a", number) is None
 
 

@@ -139,6 +139,25 @@ def test_uniform_says_that_it_gives_no_scores_and_full_that_pruning_is_off(
     expect(page.locator("#verdict")).to_contain_text("identical")
 
 
+def test_precision_and_experts_are_live(open_page: Open, files: dict[str, Path]) -> None:
+    page = open_page()
+    actions.shorten(page)
+    actions.upload(page, files["wide"])
+    page.click("#set-precision-all input")
+    page.get_by_role("option", name="int8").click()
+    actions.set_number(page, "#set-experts-top_k", 2)
+    expect(page.locator("#settings-summary")).to_contain_text("int8 throughout")
+    expect(page.locator("#settings-summary")).to_contain_text("2 experts per token")
+    actions.ask(page, "What is in the picture?")
+    actions.wait_done(page)
+    ratio = page.inner_text("tr[data-measure=weights] .ratio")
+    assert float(ratio.partition("x")[0]) < 0.6, "eight bits instead of thirty-two, but for the embeddings"
+    page.click("#recommended")
+    expect(page.locator("#settings-summary")).not_to_contain_text("int8")
+    page.click("#run")
+    expect(page.locator("tr[data-measure=weights] .ratio")).to_contain_text("same")
+
+
 def test_sentences_for_what_cannot_be_run(open_page: Open, files: dict[str, Path]) -> None:
     page = open_page()
     actions.shorten(page)
@@ -186,6 +205,10 @@ def test_two_visitors_see_only_their_own(open_page: Open, files: dict[str, Path]
     actions.wait_phase(first, "full", "preparing", "running")
     actions.ask(second, "What is in the picture?")
     expect(second.locator("#queue-status")).to_contain_text(re.compile(r"queue: 1/1"))
+    line, text = (second.locator(f"#queue-status{part}").bounding_box() for part in ("", " .progress-text"))
+    assert line is not None
+    assert text is not None
+    assert line["y"] - 1 <= text["y"] <= line["y"] + line["height"] / 2, "Gradio moves it out of sight by itself"
     expect(second.locator("#answer-full")).to_have_attribute("data-phase", "queued")
     expect(second.locator("#leave")).to_be_visible()
     actions.wait_done(first)

@@ -1,0 +1,276 @@
+"""The page: lays the panels out and connects them to the engine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import gradio as gr
+
+from app import runs, theme
+from app.panels.answers import answers_html, verdict_html
+from app.panels.ask import AskPanel, frame_sampling
+from app.panels.caches import CachesPanel, caches_html
+from app.panels.header import TITLE, draw_header
+from app.panels.heatmap import HeatmapPanel
+from app.panels.settings import SettingsPanel
+from app.panels.waterfall import WaterfallPanel
+from app.session import Phase, Session, Tickets
+from engines.compare import Runner
+from engines.config import SamplingConfig
+from engines.media import MIB, MediaLimits
+from engines.results import CacheStats, Capabilities, RunRequest
+
+log = logging.getLogger(__name__)
+
+SAMPLES = Path(__file__).resolve().parent.parent / "assets" / "samples"
+QUEUE_SIZE = 16
+SESSIONS = 200
+# Uploaded and made files are deleted when they are this old, looked at this often.
+FILE_AGE_S, CLEAN_EVERY_S = 6 * 3600, 900
+
+
+class WorkbenchEngine(Runner, Protocol):
+    """What the page needs of an engine."""
+
+    def capabilities(self) -> Capabilities: ...
+
+    def cache_totals(self) -> dict[str, CacheStats]: ...
+
+    def clear_caches(self) -> None: ...
+
+
+class Workbench:
+    """The handlers of the page. Everything about a visitor is in the Session that Gradio hands in."""
+
+    def __init__(self, engine: WorkbenchEngine, limits: MediaLimits) -> None:
+        self.engine = engine
+        self.limits = limits
+        self.tickets = Tickets()
+        # Gradio lets the next run start when a page is closed, which can be before the engine has let go of the last.
+        self.busy = threading.Lock()
+
+    def draw(self) -> None:
+        self.session = gr.State(Session(), time_to_live=3600)
+        self.ticket = gr.State(0)
+        self.page_px = gr.Number(visible=False)
+        draw_header(self.engine.capabilities())
+        with gr.Column(elem_id="layout"):
+            self.ask = AskPanel(self.limits, SAMPLES)
+            self.settings = SettingsPanel(self.engine.capabilities())
+            with gr.Column(elem_id="results"):
+                with gr.Column(elem_classes="card", elem_id="answers-card"):
+                    # Gradio writes the position in the queue here.
+                    self.queue = gr.HTML("", elem_id="queue-status")
+                    self.verdict = gr.HTML(verdict_html(Session()))
+                    self.answers = gr.HTML(answers_html(Session(), self.settings.controls), elem_id="answers")
+                self.waterfall = WaterfallPanel()
+                self.heatmap = HeatmapPanel(self.session)
+                self.caches = CachesPanel()
+        self._connect()
+
+    def _connect(self) -> None:
+        ask = self.ask
+        quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+        state: list[gr.components.Component] = [self.verdict, self.answers, ask.run, ask.stop, ask.leave]
+        # Queued, because Gradio looks for changed states only after events of the queue; it never waits there.
+        gr.on(
+            [ask.run.click, ask.question.submit],
+            self.begin,
+            inputs=[self.session, *ask.inputs, *self.settings.inputs],
+            outputs=[self.ticket, *state],
+            concurrency_limit=None,
+            show_progress="hidden",
+            api_visibility="private",
+        )
+        run = self.ticket.change(
+            self.run,
+            inputs=[self.session, self.ticket, *self.heatmap.inputs],
+            outputs=[
+                *state, *self.waterfall.outputs, *self.heatmap.outputs, self.caches.table, self.queue
+            ],
+            concurrency_id="engine",
+            concurrency_limit=1,
+            trigger_mode="multiple",
+            show_progress="minimal",
+            show_progress_on=self.queue,
+            api_visibility="private",
+        )  # fmt: skip
+        # A run in progress ends by itself at the next token; only one that still waits is taken out of the queue,
+        # because a cancelled event frees its place in the queue before the engine is free.
+        ask.stop.click(self.stop, inputs=self.session, outputs=state, **quiet)
+        ask.leave.click(self.leave, inputs=self.session, outputs=[*state, self.queue], cancels=[run], **quiet)
+        self.caches.clear.click(
+            self.clear_caches,
+            inputs=self.session,
+            outputs=self.caches.table,
+            concurrency_id="engine",
+            concurrency_limit=1,
+            show_progress="minimal",
+            api_visibility="private",
+        )
+
+    def begin(self, request: gr.Request, session: Session, *values: Any) -> dict[Any, Any]:
+        """Check what was asked and take a place in the queue, or say in one sentence what is missing."""
+        before = len(self.ask.inputs)
+        asked, switches = values[:before], values[before:]
+        visitor = str(request.session_hash)
+        if session.active and self.tickets.get(visitor, session.ticket) is not None:
+            return {self.answers: gr.skip()}
+        try:
+            compressed = self.settings.config(switches)
+            ticket = self.tickets.issue(visitor, self._request(*asked), compressed)
+        except ValueError as error:
+            session.begin(0)
+            session.fail(str(error))
+            return self._state(session)
+        session.begin(ticket.number)
+        return {self.ticket: ticket.number, **self._state(session)}
+
+    def _request(self, files: list[str] | None, question: str, warm_up: bool, *values: Any) -> RunRequest:
+        if not (question or "").strip():
+            raise ValueError("The question is empty; type one and run again.")
+        frames, numbers = values[: len(self.ask.frames)], values[len(self.ask.frames) :]
+        chosen: dict[str, Any] = {}
+        for control, value in zip(self.ask.sampling_controls, numbers, strict=True):
+            if value is None:
+                raise ValueError(f"{control.label} is empty; fill it in under Sampling.")
+            chosen[control.path[-1]] = int(value) if control.whole else round(float(value), 6)
+        return RunRequest(
+            question=question.strip(),
+            media=tuple(Path(file) for file in files or ()),
+            sampling=SamplingConfig(**chosen),
+            frames=frame_sampling(*frames),
+            limits=self.limits,
+            warm_up=bool(warm_up),
+            cancel=threading.Event(),
+        )
+
+    def run(
+        self, session: Session, number: int, view: str, opacity: float, request: gr.Request
+    ) -> Iterator[dict[Any, Any]]:
+        """Stream both answers, then draw what was measured."""
+        visitor = str(request.session_hash)
+        ticket = self.tickets.get(visitor, number)
+        if ticket is None:  # left the queue, or asked again since
+            yield {self.queue: ""}
+            return
+        try:
+            with self.busy:
+                if not ticket.cancel.is_set():
+                    # Out of the queue: from here on Stop ends the run instead of leaving the queue.
+                    session.sides["full"].phase = Phase.PREPARING
+                    session.sides["full"].stage = "preparing"
+                    yield self._state(session)
+                    for _ in runs.stream(self.engine, session, ticket):
+                        yield {self.answers: answers_html(session, self.settings.controls)}
+                else:
+                    session.stop()
+        finally:
+            self.tickets.drop(visitor, number)
+        yield {
+            **self._state(session),
+            self.caches.table: caches_html(session, self.engine.cache_totals()),
+            self.queue: "",
+            **dict(zip(self.waterfall.outputs, self.waterfall.update(session), strict=True)),
+            **dict(zip(self.heatmap.outputs, self.heatmap.update(session, view, opacity), strict=True)),
+        }
+
+    def stop(self, session: Session, request: gr.Request) -> dict[Any, Any]:
+        """Tell the engine to end; the run itself then shows what it has."""
+        self.tickets.stop(str(request.session_hash))
+        session.stopping = session.active
+        return self._state(session)
+
+    def leave(self, session: Session, request: gr.Request) -> dict[Any, Any]:
+        """Give the place in the queue up."""
+        visitor = str(request.session_hash)
+        self.tickets.stop(visitor)
+        self.tickets.drop(visitor, session.ticket)
+        session.stop()
+        return {**self._state(session), self.queue: ""}
+
+    def clear_caches(self, session: Session) -> str:
+        with self.busy:
+            self.engine.clear_caches()
+        return caches_html(session, self.engine.cache_totals())
+
+    def opened(self, session: Session, page_px: float | None) -> str:
+        session.page_px = int(page_px or session.page_px)
+        return caches_html(session, self.engine.cache_totals())
+
+    def closed(self, request: gr.Request) -> None:
+        """The visitor has gone: nobody reads the answer any more."""
+        self.tickets.stop(str(request.session_hash))
+
+    def _state(self, session: Session) -> dict[Any, Any]:
+        """How things stand: verdict, answers, and which buttons can be pressed."""
+        queued = session.sides["full"].phase == Phase.QUEUED
+        return {
+            self.verdict: verdict_html(session),
+            self.answers: answers_html(session, self.settings.controls),
+            self.ask.run: gr.update(interactive=not session.active),
+            self.ask.stop: gr.update(visible=not queued, interactive=session.active and not session.stopping),
+            self.ask.leave: gr.update(visible=queued),
+        }
+
+
+def build(engine: WorkbenchEngine, *, max_upload_mb: int = 200, limits: MediaLimits | None = None) -> gr.Blocks:
+    """The page around an engine. Look and queue size are given when it is launched: see `serve`."""
+    limits = limits or MediaLimits(max_bytes=max_upload_mb * MIB)
+    workbench = Workbench(engine, limits)
+    with gr.Blocks(
+        title=TITLE, fill_width=True, delete_cache=(CLEAN_EVERY_S, FILE_AGE_S), analytics_enabled=False
+    ) as page:
+        workbench.draw()
+        page.load(
+            workbench.opened,
+            inputs=[workbench.session, workbench.page_px],
+            outputs=workbench.caches.table,
+            js="(session, width) => [session, window.innerWidth]",
+            queue=False,
+            show_progress="hidden",
+            api_visibility="private",
+        )
+        page.unload(workbench.closed)
+    return page
+
+
+def serve(
+    engine: WorkbenchEngine,
+    *,
+    host: str,
+    port: int,
+    share: bool = False,
+    auth: tuple[str, str] | list[tuple[str, str]] | None = None,
+    max_upload_mb: int = 200,
+    open_browser: bool = False,
+    block: bool = True,
+) -> gr.Blocks:
+    """Serve the page; returns when the server ends, or at once with `block=False`."""
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    page = build(engine, max_upload_mb=max_upload_mb)
+    page.queue(max_size=QUEUE_SIZE, api_open=False)
+    page.launch(
+        server_name=host,
+        server_port=port,
+        share=share,
+        auth=auth,
+        inbrowser=open_browser,
+        max_file_size=f"{max_upload_mb}mb",
+        prevent_thread_lock=not block,
+        state_session_capacity=SESSIONS,
+        show_error=True,
+        ssr_mode=False,
+        run_history=False,
+        footer_links=[],
+        theme=theme.Calm(),
+        css_paths=theme.STYLE,
+        js=theme.SCRIPT.read_text(encoding="utf-8"),
+        favicon_path=theme.ICON,
+    )
+    return page
