@@ -64,7 +64,12 @@ def load_checkpoint(name: str = DEMO, device: str = "auto", dtype: str = "auto")
     try:
         processor = transformers.AutoProcessor.from_pretrained(folder)
         model, loading = transformers.AutoModelForImageTextToText.from_pretrained(
-            folder, dtype=wanted, output_loading_info=True
+            folder,
+            dtype=wanted,
+            output_loading_info=True,
+            # On a CPU the weights would stay mapped to their files, and a system that drops cached pages between
+            # two runs would make the second one time the disk.
+            disable_mmap=chosen.type == "cpu",
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"The checkpoint {name} could not be loaded: {_first_line(error)}") from error
