@@ -60,13 +60,16 @@ def load_checkpoint(name: str = DEMO, device: str = "auto", dtype: str = "auto")
     chosen = pick_device(device)
     folder, is_demo = _locate(name)
     config = _read_config(name, folder)
-    wanted = _pick_dtype(dtype, chosen, config, _weight_bytes(folder))
+    stored, wanted = _pick_dtype(dtype, chosen, config, _weight_bytes(folder))
+    _check_memory(name, _weight_bytes(folder) * wanted.itemsize // stored.itemsize, chosen)
     try:
         processor = transformers.AutoProcessor.from_pretrained(folder)
         model, loading = transformers.AutoModelForImageTextToText.from_pretrained(
             folder,
             dtype=wanted,
             output_loading_info=True,
+            # Shard by shard straight to the GPU, so that the host needs no room for the whole model.
+            device_map=None if chosen.type == "cpu" else {"": chosen},
             # On a CPU the weights would stay mapped to their files, and a system that drops cached pages between
             # two runs would make the second one time the disk.
             disable_mmap=chosen.type == "cpu",
@@ -152,16 +155,30 @@ def _weight_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in _weight_files(folder))
 
 
-def _pick_dtype(name: str, device: torch.device, config: Any, weight_bytes: int) -> torch.dtype:
-    """`auto`: the checkpoint's own format on a GPU. On a CPU fp32, its surest fast format, where that fits."""
+def _pick_dtype(name: str, device: torch.device, config: Any, weight_bytes: int) -> tuple[torch.dtype, torch.dtype]:
+    """The format that the weights are stored in, and the one to load them in.
+
+    `auto`: the checkpoint's own format on a GPU. On a CPU fp32, its surest fast format, where that fits.
+    """
+    stored = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None) or torch.float32
+    stored = getattr(torch, stored) if isinstance(stored, str) else stored
     if name != "auto":
         if name not in DTYPES:
             raise CheckpointError(f"Number format {name!r} is not known; use auto, {', '.join(DTYPES)}.")
-        return DTYPES[name]
-    stored = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None) or torch.float32
-    stored = getattr(torch, stored) if isinstance(stored, str) else stored
-    fits_in_fp32 = 2 * weight_bytes < psutil.virtual_memory().available // 4
-    return torch.float32 if device.type == "cpu" and fits_in_fp32 else stored
+        return stored, DTYPES[name]
+    in_fp32 = weight_bytes * torch.float32.itemsize // stored.itemsize
+    roomy = in_fp32 < psutil.virtual_memory().available // 4
+    return stored, torch.float32 if device.type == "cpu" and roomy else stored
+
+
+def _check_memory(name: str, needed_bytes: int, device: torch.device) -> None:
+    """Say that a model does not fit before the system ends the process for it."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    if needed_bytes > free:
+        raise CheckpointError(
+            f"The weights of {name} need {needed_bytes / 2**30:.1f} GiB and {device} has {free / 2**30:.1f} GiB free; "
+            "use a smaller checkpoint, another --device, or a narrower --dtype."
+        )
 
 
 def _digest(folder: Path) -> str:

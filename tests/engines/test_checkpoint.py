@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -107,6 +109,14 @@ def test_a_checkpoint_with_a_tensor_missing_is_refused(tiny_folders: dict[str, P
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"lacks 1 tensor\(s\).*merger\.linear_fc1\.weight"):
         load_checkpoint(str(folder), "cpu", "fp32")
+
+
+def test_a_model_that_does_not_fit_is_refused_before_loading(
+    tiny_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=100_000))
+    with pytest.raises(CheckpointError, match="has 0.0 GiB free; use a smaller checkpoint"):
+        load_checkpoint(str(tiny_folders["qwen3_vl_moe"]), "cpu", "auto")
 
 
 def test_a_model_of_another_kind_gets_a_sentence(tmp_path: Path) -> None:
