@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -58,10 +61,39 @@ def select_top(scores: Tensor, keep: int) -> Tensor:
     return order[:keep].sort().values
 
 
-def cosine_distance(embeddings: Tensor) -> Tensor:
-    """1 - cosine similarity of every pair, in [0, 2]. (tokens, hidden) -> (tokens, tokens) in float32."""
+def cosine_similarity(embeddings: Tensor) -> Tensor:
+    """Cosine similarity of every pair, in [-1, 1]. (tokens, hidden) -> (tokens, tokens) in float32."""
     unit = F.normalize(embeddings.float(), dim=-1)
-    return (1.0 - unit @ unit.T).clamp_(0.0, 2.0)
+    return (unit @ unit.T).clamp_(-1.0, 1.0)
+
+
+Values = npt.NDArray[np.float32]
+
+
+def pick_greedily(similarity: Tensor, keep: int, first: Values, value: Callable[[Values], Values]) -> Selection:
+    """Pick tokens one by one, each time the one of the highest value; of equal values the earlier token wins.
+
+    `first` (tokens,) decides the first pick; later ones go by `value(closest)`, where `closest` (tokens,) is each
+    token's highest similarity to a token picked so far. A kept token's score is its value when it was picked, a
+    dropped one's its value at the end.
+    """
+    # On the CPU whatever the device: a few hundred steps over small vectors are all overhead on a GPU.
+    rows = similarity.cpu().numpy()
+    scores = np.empty(rows.shape[0], dtype=np.float32)
+    taken = np.zeros_like(scores)
+    kept = np.empty(keep, dtype=np.int64)
+    current = first
+    closest: Values | None = None
+    for position in range(keep):
+        chosen = int(np.argmax(current + taken))
+        kept[position] = chosen
+        scores[chosen] = current[chosen]
+        taken[chosen] = -np.inf
+        closest = rows[chosen].copy() if closest is None else np.maximum(closest, rows[chosen], out=closest)
+        current = value(closest)
+    dropped = taken == 0
+    scores[dropped] = current[dropped]
+    return Selection(torch.from_numpy(np.sort(kept)), torch.from_numpy(scores))
 
 
 @dataclass(frozen=True)

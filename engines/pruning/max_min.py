@@ -1,8 +1,8 @@
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 
-from engines.pruning.base import Selection, Selector, Visual, cosine_distance
+from engines.pruning.base import Selection, Selector, Visual, cosine_similarity, pick_greedily
 
 
 @dataclass(frozen=True)
@@ -15,21 +15,12 @@ class MaxMinDiversity(Selector):
     source = "DivPrune (arXiv 2503.02175): greedy max-min diversity by cosine distance."
 
     def select(self, visual: Visual, keep: int) -> Selection:
-        distance = cosine_distance(visual.embeddings)
-        tokens = distance.shape[0]
-        kept = torch.empty(keep, dtype=torch.long, device=distance.device)
-        scores = torch.empty(tokens, device=distance.device)
-        taken = torch.zeros(tokens, dtype=torch.bool, device=distance.device)
+        similarity = cosine_similarity(visual.embeddings)
         # The paper starts with the token whose nearest other token is farthest away.
-        others = distance.masked_fill(torch.eye(tokens, dtype=torch.bool, device=distance.device), float("inf"))
-        nearest = others.min(dim=1).values
-        for position in range(keep):
-            chosen = nearest.masked_fill(taken, -1.0).argmax().view(1)
-            kept[position] = chosen
-            # A score is the distance to the nearest token picked before; the first pick gets the largest there is.
-            scores[chosen] = nearest[chosen] if position else 2.0
-            taken[chosen] = True
-            row = distance.index_select(0, chosen)[0]
-            nearest = torch.minimum(nearest, row) if position else row
-        scores[~taken] = nearest[~taken]
-        return Selection(kept.sort().values.cpu(), scores.cpu())
+        others = similarity.clone().fill_diagonal_(-np.inf)
+        isolation = (1.0 - others.max(dim=1).values).cpu().numpy()
+        selection = pick_greedily(similarity, keep, isolation, lambda closest: 1.0 - closest)
+        # The first pick has no earlier one to be near to; it scores the largest distance there is.
+        assert selection.scores is not None
+        selection.scores[int(isolation.argmax())] = 2.0
+        return selection

@@ -1,9 +1,10 @@
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from engines.config import setting
-from engines.pruning.base import Selection, Selector, Visual, cosine_distance
+from engines.pruning.base import Selection, Selector, Visual, cosine_similarity, pick_greedily
 
 
 @dataclass(frozen=True)
@@ -27,22 +28,9 @@ class MaximalMarginalRelevance(Selector):
     def select(self, visual: Visual, keep: int) -> Selection:
         norm = visual.embeddings.float().norm(dim=-1)
         spread = (norm.max() - norm.min()).clamp_min(torch.finfo(norm.dtype).tiny)
-        importance = (norm - norm.min()) / spread
-        similarity = 1.0 - cosine_distance(visual.embeddings)
-        tokens = importance.shape[0]
-        kept = torch.empty(keep, dtype=torch.long, device=norm.device)
-        scores = torch.empty(tokens, device=norm.device)
+        importance = self.balance * ((norm - norm.min()) / spread).cpu().numpy()
+        weight = np.float32(1.0 - self.balance)
         # Before anything is picked nothing is similar to it, so the first pick is the most important token.
-        closest = torch.zeros_like(importance)
-        taken = torch.zeros(tokens, dtype=torch.bool, device=norm.device)
-        for position in range(keep):
-            marginal = self.balance * importance - (1.0 - self.balance) * closest
-            chosen = marginal.masked_fill(taken, float("-inf")).argmax().view(1)
-            kept[position] = chosen
-            scores[chosen] = marginal[chosen]
-            taken[chosen] = True
-            row = similarity.index_select(0, chosen)[0]
-            closest = torch.maximum(closest, row) if position else row
-        marginal = self.balance * importance - (1.0 - self.balance) * closest
-        scores[~taken] = marginal[~taken]
-        return Selection(kept.sort().values.cpu(), scores.cpu())
+        return pick_greedily(
+            cosine_similarity(visual.embeddings), keep, importance, lambda closest: importance - weight * closest
+        )
