@@ -30,6 +30,7 @@ class Checkpoint:
     """A loaded model, its processor, and what identifies it."""
 
     name: str
+    """For people: a folder goes by its last part, since visitors need not know where it lies."""
     structure: Structure
     processor: Any
     device: torch.device
@@ -85,7 +86,7 @@ def load_checkpoint(name: str = DEMO, device: str = "auto", dtype: str = "auto")
         )
     model = model.to(chosen).eval()
     return Checkpoint(
-        name="Demo checkpoint" if is_demo else name,
+        name="Demo checkpoint" if is_demo else folder.name if Path(name).expanduser().is_dir() else name,
         structure=Structure(model),
         processor=processor,
         device=chosen,

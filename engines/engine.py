@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 
 from engines import precision
 from engines.cache.encoder import LEVEL, EncoderCache, Features
+from engines.cancel import Cancelled, cancellable
 from engines.capabilities import describe_device, describe_engine
 from engines.checkpoint import Checkpoint, load_checkpoint
 from engines.config import CacheConfig, CompressionConfig
@@ -153,7 +154,7 @@ class Engine:
         """Answer the question and say what happens on the way, ending with Finished.
 
         Raises EngineError, MediaError or ValueError with one sentence for the person who asked. Closing the
-        iterator, or setting `request.cancel`, ends the run at the next token.
+        iterator ends the run at the next token, setting `request.cancel` at the next layer.
         """
         self.check(config)
         check_question(request, self.checkpoint.tokenizer)
@@ -173,8 +174,11 @@ class Engine:
         self._pool.prepare(config.precision)
         stack.enter_context(self._pool.applied(config.precision))
         stack.enter_context(lower_top_k(self._structure.moe_layers, config.experts.top_k))
+        stack.enter_context(cancellable(self._structure, request.cancel))
+        # After Cancelled the stages below see the same flag, and end with what there is.
         if request.warm_up:
-            yield from self._warm_up(request, config)
+            with suppress(Cancelled):
+                yield from self._warm_up(request, config)
         prepare_s = time.perf_counter() - start_s
 
         load = ExpertLoad(self._structure.moe_layers)
@@ -182,7 +186,8 @@ class Engine:
         meter = PeakMeter(self.checkpoint.device)
         meter.start()
         run = _Run(request, config, Tracer(lambda: synchronise(self.checkpoint.device)))
-        yield from self._stages(run)
+        with suppress(Cancelled):
+            yield from self._stages(run)
         trace = run.tracer.finish()
         yield Finished(self._result(run, trace, load, meter, prepare_s))
 

@@ -43,7 +43,7 @@ class RunRequest:
     warm_up: bool = True
     """Run new shapes once untimed first, so that no first-use cost is charged to the run."""
     cancel: ThreadEvent | None = field(default=None, compare=False)
-    """Set from another thread, it ends the run after the token in progress."""
+    """Set from another thread, it ends the run at the next layer, with what was answered until then."""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,11 @@ def test_families_are_found_by_structure(engines: dict[str, Engine]) -> None:
     assert all(engine.checkpoint.family == family for family, engine in engines.items())
 
 
+def test_visitors_are_not_told_where_a_folder_lies(engines: dict[str, Engine]) -> None:
+    for family, engine in engines.items():
+        assert engine.capabilities().model.startswith(f"{family}, ")
+
+
 def test_capabilities_say_why_not(engines: dict[str, Engine]) -> None:
     for engine in engines.values():
         for capability in engine.capabilities().all():
@@ -115,7 +120,7 @@ def test_a_model_that_does_not_fit_is_refused_before_loading(
     tiny_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=100_000))
-    with pytest.raises(CheckpointError, match="has 0.0 GiB free; use a smaller checkpoint"):
+    with pytest.raises(CheckpointError, match=r"has 0\.0 GiB free; use a smaller checkpoint"):
         load_checkpoint(str(tiny_folders["qwen3_vl_moe"]), "cpu", "auto")
 
 

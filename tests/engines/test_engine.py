@@ -103,6 +103,44 @@ def test_cancel_ends_at_the_next_token(moe: Engine, media_files: dict[str, Path]
     assert len(result.tokens) == 3
 
 
+@pytest.mark.parametrize("part", ["visual", "language_model"])
+def test_cancel_in_the_middle_of_a_forward_pass(
+    moe: Engine, media_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """Stop is heard between two layers, not only after a prefill that may take minutes."""
+    cancel = threading.Event()
+    root = getattr(moe.checkpoint.structure, part)
+    layers = root.blocks if part == "visual" else root.layers
+    ran: list[int] = []
+    for index, layer in enumerate(layers):
+        original = layer.forward
+
+        def forward(*args: object, index: int = index, original: object = original, **kwargs: object) -> object:
+            ran.append(index)
+            cancel.set()
+            return original(*args, **kwargs)  # type: ignore[operator]
+
+        monkeypatch.setattr(layer, "forward", forward)
+    result = moe.answer(ask(media_files, "wide", cancel=cancel, warm_up=False), FULL)
+    assert ran == [0]
+    assert (result.finish_reason, result.tokens) == ("cancelled", ())
+    assert not any(module._forward_pre_hooks for module in moe.checkpoint.model.modules())
+
+
+def test_cancel_while_warming_up(moe: Engine, media_files: dict[str, Path]) -> None:
+    cancel = threading.Event()
+    moe._warm.clear()
+    result = None
+    for event in moe.run(ask(media_files, "wide", cancel=cancel), FULL):
+        if isinstance(event, StageStarted) and event.name == "warming up":
+            cancel.set()
+        if isinstance(event, Finished):
+            result = event.result
+    assert result is not None
+    assert result.finish_reason == "cancelled"
+    assert moe.answer(ask(media_files, "wide"), FULL).tokens
+
+
 def test_cancel_before_the_first_token_still_gives_a_result(moe: Engine, media_files: dict[str, Path]) -> None:
     cancel = threading.Event()
     cancel.set()
