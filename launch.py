@@ -90,6 +90,9 @@ def build_parser() -> argparse.ArgumentParser:
         "precision.all=int8, precision.vision=bf16, modality.image=false, cache.encoder=true; may be repeated",
     )
     run.add_argument("--compare", action="store_true", help="run the full model too and compare")
+    run.add_argument(
+        "--repeats", type=int, default=1, metavar="N", help="with --compare: N pairs of runs; figures are medians"
+    )
     run.add_argument("--json", action="store_true", help="print the whole result as JSON")
     run.add_argument(
         "--max-new-tokens", type=int, default=64, metavar="N", help="longest answer (default: %(default)s)"
@@ -203,6 +206,10 @@ def command_run(options: argparse.Namespace) -> None:
         frames = FrameSampling(fps=None, num_frames=options.frames, max_frames=max(options.frames, frames.max_frames))
     elif options.fps is not None:
         frames = FrameSampling(fps=options.fps)
+    if options.repeats < 1:
+        raise UsageError(f"--repeats is {options.repeats}; it must be at least 1.")
+    if options.repeats > 1 and not options.compare:
+        raise UsageError("--repeats needs --compare.")
     request = RunRequest(
         question=options.question,
         # A person's own links are followed here; the engine follows none.
@@ -215,7 +222,7 @@ def command_run(options: argparse.Namespace) -> None:
     engine.check(config)
     if options.compare:
         outcome: Comparison | None = None
-        for item in compare(engine, request, CompressionConfig.full(), config):
+        for item in compare(engine, request, CompressionConfig.full(), config, options.repeats):
             if isinstance(item, SideEvent):
                 _report_progress(item.event, f"{item.side}: ")
             else:
@@ -247,35 +254,29 @@ def _report_progress(event: Event, prefix: str) -> None:
             print(f"{prefix}note: {warning}", file=sys.stderr)
 
 
-_FIGURES: tuple[tuple[str, str | None, Callable[[RunResult], str]], ...] = (
-    ("time to first token", "ttft", lambda result: _milliseconds(result.ttft_s)),
-    ("time per output token", "tpot", lambda result: _milliseconds(result.tpot_s)),
-    ("end to end", "total", lambda result: _milliseconds(result.trace.total_s)),
-    ("visual tokens", "visual_tokens", lambda result: str(result.visual_tokens)),
-    ("peak memory", "peak_memory", lambda result: _mebibytes(result.memory.peak_bytes)),
-    ("weights", "weights", lambda result: _mebibytes(result.memory.weight_bytes)),
-    ("KV cache", "kv_cache", lambda result: _mebibytes(result.memory.kv_cache_bytes)),
-    ("tokens in the answer", None, lambda result: str(len(result.tokens))),
-)
-
-
 def _describe_result(result: RunResult) -> str:
+    from engines.compare import FIGURES
+
     lines = [result.answer, ""]
-    lines += [f"{label:24}{show(result):>14}" for label, _, show in _FIGURES]
+    lines += [f"{label:24}{show(FIGURES[name](result)):>14}" for label, name, show in _SHOWN]
     return "\n".join(lines)
 
 
 def _describe_comparison(outcome: Comparison) -> str:
-    ratios = outcome.ratios()
+    ratios, ranges = outcome.ratios(), outcome.ranges()
+    full, compressed = outcome.medians("full"), outcome.medians("compressed")
     lines = [f"full:       {outcome.full.answer}", f"compressed: {outcome.compressed.answer}", ""]
     lines.append(f"{'':24}{'full':>14}{'compressed':>14}{'ratio':>10}")
-    for label, ratio, show in _FIGURES:
-        value = ratios[ratio] if ratio else None
+    for label, name, show in _SHOWN:
+        value, limits = ratios[name], ranges[name]
         text = "" if value is None else f"{value:.2f}x"
-        lines.append(f"{label:24}{show(outcome.full):>14}{show(outcome.compressed):>14}{text:>10}")
+        spread = f"   {limits[0]:.2f} to {limits[1]:.2f}x" if limits and outcome.later else ""
+        lines.append(f"{label:24}{show(full[name]):>14}{show(compressed[name]):>14}{text:>10}{spread}")
     difference = outcome.first_difference
     lines.append("")
     lines.append("The answers are the same." if difference is None else f"First different token: {difference + 1}.")
+    if outcome.later:
+        lines.append(f"Figures are medians of {len(outcome.pairs)} pairs of runs in alternating order.")
     return "\n".join(lines)
 
 
@@ -283,8 +284,23 @@ def _milliseconds(seconds: float | None) -> str:
     return "not measured" if seconds is None else f"{seconds * 1e3:.1f} ms"
 
 
-def _mebibytes(size: int | None) -> str:
+def _mebibytes(size: float | None) -> str:
     return "not measured" if size is None else f"{size / 2**20:.1f} MiB"
+
+
+def _whole(number: float | None) -> str:
+    return "not measured" if number is None else f"{number:.0f}"
+
+
+_SHOWN: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
+    ("time to first token", "ttft", _milliseconds),
+    ("time per output token", "tpot", _milliseconds),
+    ("end to end", "total", _milliseconds),
+    ("visual tokens", "visual_tokens", _whole),
+    ("peak memory", "peak_memory", _mebibytes),
+    ("weights", "weights", _mebibytes),
+    ("KV cache", "kv_cache", _mebibytes),
+)
 
 
 # ---- what this device can do ----

@@ -40,7 +40,7 @@ def stream(
     watch = _Watcher(session)
     try:
         with closing(  # type: ignore[type-var]
-            compare(engine, ticket.request, CompressionConfig.full(), ticket.compressed)
+            compare(engine, ticket.request, CompressionConfig.full(), ticket.compressed, ticket.repeats)
         ) as events:
             drawn_s = float("-inf")
             for event in events:
@@ -72,7 +72,14 @@ class _Watcher:
         """True when the page should show it at once."""
         if isinstance(event, Comparison):
             self._session.comparison = event
+            self._session.stopped = len(event.pairs) < self._session.repeats
+            self._session.repeat, self._session.stopping = 0, False
             return True
+        if event.repeat:
+            # The answers are those of the first pair; later ones only measure.
+            changed = self._session.repeat != event.repeat
+            self._session.repeat = event.repeat
+            return changed
         view, inner = self._session.sides[event.side], event.event
         if isinstance(inner, StageStarted):
             view.phase = Phase.PREPARING if inner.name in BEFORE_THE_CLOCK else Phase.RUNNING

@@ -55,6 +55,9 @@ class Session:
     comparison: Comparison | None = None
     error: str = ""
     """The one sentence that says why there is no answer."""
+    repeat: int = 0
+    """Which pair of runs is under way after the first one, 1 for the second pair; 0 in the first."""
+    repeats: int = 1
     stopping: bool = False
     stopped: bool = False
     ticket: int = 0
@@ -65,8 +68,9 @@ class Session:
     page_px: int = 1440
     """Width of the visitor's window when the page was opened."""
 
-    def begin(self, ticket: int) -> None:
+    def begin(self, ticket: int, repeats: int = 1) -> None:
         """Forget the last run and wait for the engine."""
+        self.repeat, self.repeats = 0, repeats
         self.sides = {side: SideView(Phase.QUEUED) for side in SIDES}
         self.comparison, self.error, self.ticket = None, "", ticket
         self.stopping = self.stopped = False
@@ -74,7 +78,7 @@ class Session:
 
     def fail(self, sentence: str) -> None:
         """The run ended with this sentence: what has not ended yet did not happen."""
-        self.error, self.stopping = sentence, False
+        self.error, self.stopping, self.repeat = sentence, False, 0
         for view in self.sides.values():
             if view.phase in (Phase.PREPARING, Phase.RUNNING):
                 view.phase = Phase.FAILED
@@ -83,14 +87,14 @@ class Session:
 
     def stop(self) -> None:
         """The visitor ended the run: partial answers stay."""
-        self.stopping, self.stopped = False, True
+        self.stopping, self.stopped, self.repeat = False, True, 0
         for view in self.sides.values():
             if view.phase in ACTIVE:
                 view.phase = Phase.NOT_RUN if view.phase == Phase.QUEUED else Phase.STOPPED
 
     @property
     def active(self) -> bool:
-        return any(view.phase in ACTIVE for view in self.sides.values())
+        return self.repeat > 0 or any(view.phase in ACTIVE for view in self.sides.values())
 
     @property
     def results(self) -> dict[Side, RunResult]:
@@ -111,6 +115,8 @@ class Ticket:
     request: RunRequest
     compressed: CompressionConfig
     cancel: threading.Event
+    repeats: int = 1
+    """Pairs of runs."""
 
 
 class Tickets:
@@ -121,14 +127,14 @@ class Tickets:
         self._last = 0
         self._by_visitor: dict[str, Ticket] = {}
 
-    def issue(self, visitor: str, request: RunRequest, compressed: CompressionConfig) -> Ticket:
+    def issue(self, visitor: str, request: RunRequest, compressed: CompressionConfig, repeats: int = 1) -> Ticket:
         """A new ticket; whatever the visitor had running is told to stop."""
         if request.cancel is None:
             raise ValueError("a request for the page must carry an Event to cancel it with")
         with self._lock:
             self._last += 1
             before = self._by_visitor.get(visitor)
-            ticket = Ticket(self._last, request, compressed, request.cancel)
+            ticket = Ticket(self._last, request, compressed, request.cancel, repeats)
             self._by_visitor[visitor] = ticket
         if before is not None:
             before.cancel.set()

@@ -13,7 +13,7 @@ import gradio as gr
 
 from app import runs, theme
 from app.panels.answers import answers_html, verdict_html
-from app.panels.ask import AskPanel, frame_sampling
+from app.panels.ask import MOST_REPEATS, AskPanel, frame_sampling
 from app.panels.caches import CachesPanel, caches_html
 from app.panels.header import TITLE, draw_header
 from app.panels.heatmap import HeatmapPanel
@@ -123,12 +123,14 @@ class Workbench:
             return {self.answers: gr.skip()}
         try:
             compressed = self.settings.config(switches)
-            ticket = self.tickets.issue(visitor, self._request(*asked), compressed)
+            files, question, warm_up, repeats, *rest = asked
+            asked_for = self._request(files, question, warm_up, *rest)
+            ticket = self.tickets.issue(visitor, asked_for, compressed, repeat_count(repeats))
         except ValueError as error:
             session.begin(0)
             session.fail(str(error))
             return self._state(session)
-        session.begin(ticket.number)
+        session.begin(ticket.number, ticket.repeats)
         return {self.ticket: ticket.number, **self._state(session)}
 
     def _request(self, files: list[str] | None, question: str, warm_up: bool, *values: Any) -> RunRequest:
@@ -217,6 +219,13 @@ class Workbench:
             self.ask.stop: gr.update(visible=not queued, interactive=session.active and not session.stopping),
             self.ask.leave: gr.update(visible=queued),
         }
+
+
+def repeat_count(value: float | None) -> int:
+    """The slider's value. ValueError with a sentence for an empty field or a number out of its range."""
+    if value is None or not 1 <= value <= MOST_REPEATS:
+        raise ValueError(f"Repeats must be a whole number from 1 to {MOST_REPEATS}.")
+    return int(value)
 
 
 def build(engine: WorkbenchEngine, *, max_upload_mb: int = 200, limits: MediaLimits | None = None) -> gr.Blocks:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+import statistics
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -24,10 +25,11 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class SideEvent:
-    """An event of one of the two runs."""
+    """An event of one of the runs. `repeat` counts the pairs from 0."""
 
     side: Side
     event: Event
+    repeat: int = 0
 
 
 @dataclass(frozen=True)
@@ -38,28 +40,55 @@ class Segment:
     same: bool
 
 
+# What is compared: one number of a result each, None where it was not measured.
+FIGURES: dict[str, Callable[[RunResult], float | None]] = {
+    "ttft": lambda result: result.ttft_s,
+    "tpot": lambda result: result.tpot_s,
+    "tokens_per_s": lambda result: result.tokens_per_s,
+    "total": lambda result: result.trace.total_s,
+    "vision_encode": lambda result: result.trace.stage_s("vision encode"),
+    "prefill": lambda result: result.trace.stage_s("prefill"),
+    "visual_tokens": lambda result: result.visual_tokens,
+    "peak_memory": lambda result: result.memory.peak_bytes,
+    "weights": lambda result: result.memory.weight_bytes,
+    "kv_cache": lambda result: result.memory.kv_cache_bytes,
+}
+
+
 @dataclass(frozen=True)
 class Comparison:
-    """Both results. Ratios are compressed / full: below 1 the compressed run took less."""
+    """The results of every pair of runs. Ratios are compressed / full: below 1 the compressed run took less."""
 
     full: RunResult
     compressed: RunResult
+    later: tuple[tuple[RunResult, RunResult], ...] = ()
+    """The (full, compressed) results of the pairs after the first, when the runs were repeated."""
+
+    @property
+    def pairs(self) -> tuple[tuple[RunResult, RunResult], ...]:
+        return ((self.full, self.compressed), *self.later)
+
+    def medians(self, side: Side) -> dict[str, float | None]:
+        """Per figure the median over this side's runs; None where any run did not measure it."""
+        results = [pair[SIDES.index(side)] for pair in self.pairs]
+        return {name: _median([figure(result) for result in results]) for name, figure in FIGURES.items()}
 
     def ratios(self) -> dict[str, float | None]:
-        """Compressed / full per figure; None where either was not measured or the full one is 0."""
+        """Compressed / full per figure, the median over the pairs; None where a pair has no ratio."""
+        return {name: _median(ratios) for name, ratios in self._paired().items()}
+
+    def ranges(self) -> dict[str, tuple[float, float] | None]:
+        """The lowest and the highest ratio over the pairs."""
+        found = {}
+        for name, ratios in self._paired().items():
+            known = [ratio for ratio in ratios if ratio is not None]
+            found[name] = (min(known), max(known)) if known and len(known) == len(ratios) else None
+        return found
+
+    def _paired(self) -> dict[str, list[float | None]]:
         return {
-            "ttft": _ratio(self.compressed.ttft_s, self.full.ttft_s),
-            "tpot": _ratio(self.compressed.tpot_s, self.full.tpot_s),
-            "tokens_per_s": _ratio(self.compressed.tokens_per_s, self.full.tokens_per_s),
-            "total": _ratio(self.compressed.trace.total_s, self.full.trace.total_s),
-            "vision_encode": _ratio(
-                self.compressed.trace.stage_s("vision encode"), self.full.trace.stage_s("vision encode")
-            ),
-            "prefill": _ratio(self.compressed.trace.stage_s("prefill"), self.full.trace.stage_s("prefill")),
-            "visual_tokens": _ratio(self.compressed.visual_tokens, self.full.visual_tokens),
-            "peak_memory": _ratio(self.compressed.memory.peak_bytes, self.full.memory.peak_bytes),
-            "weights": _ratio(self.compressed.memory.weight_bytes, self.full.memory.weight_bytes),
-            "kv_cache": _ratio(self.compressed.memory.kv_cache_bytes, self.full.memory.kv_cache_bytes),
+            name: [_ratio(figure(compressed), figure(full)) for full, compressed in self.pairs]
+            for name, figure in FIGURES.items()
         }
 
     @property
@@ -78,28 +107,40 @@ class Comparison:
         return {
             "full": self.full.to_dict(),
             "compressed": self.compressed.to_dict(),
+            "pairs": len(self.pairs),
             "ratios": self.ratios(),
+            "ratio_ranges": self.ranges(),
             "first_difference": self.first_difference,
         }
 
 
 def compare(
-    engine: Runner, request: RunRequest, full: CompressionConfig, compressed: CompressionConfig
+    engine: Runner, request: RunRequest, full: CompressionConfig, compressed: CompressionConfig, repeats: int = 1
 ) -> Iterator[SideEvent | Comparison]:
     """Run the request at both settings, one after the other on the same engine; end with the Comparison.
 
-    Closing the iterator cancels whichever run is in progress.
+    With `repeats` above 1 the pairs alternate their order, A B B A, so that a drift of the machine touches both
+    sides alike. Closing the iterator cancels whichever run is in progress; a cancelled run ends the comparison,
+    with the pairs that were complete.
     """
-    results: dict[Side, RunResult] = {}
-    for side, config in zip(SIDES, (full, compressed), strict=True):
-        with closing(engine.run(request, config)) as events:  # type: ignore[type-var]
-            for event in events:
-                if isinstance(event, Finished):
-                    results[side] = event.result
-                yield SideEvent(side, event)
-        if results[side].finish_reason == "cancelled":
-            return
-    yield Comparison(results["full"], results["compressed"])
+    configs: dict[Side, CompressionConfig] = {"full": full, "compressed": compressed}
+    pairs: list[tuple[RunResult, RunResult]] = []
+    for repeat in range(repeats):
+        results: dict[Side, RunResult] = {}
+        for side in SIDES if repeat % 2 == 0 else reversed(SIDES):
+            with closing(engine.run(request, configs[side])) as events:  # type: ignore[type-var]
+                for event in events:
+                    if isinstance(event, Finished):
+                        results[side] = event.result
+                    yield SideEvent(side, event, repeat)
+            if results[side].finish_reason == "cancelled":
+                break
+        if len(results) < 2 or any(result.finish_reason == "cancelled" for result in results.values()):
+            break
+        pairs.append((results["full"], results["compressed"]))
+    if pairs:
+        (first_full, first_compressed), *later = pairs
+        yield Comparison(first_full, first_compressed, tuple(later))
 
 
 # Words, runs of space, and single characters of scripts written without spaces or of punctuation.
@@ -121,3 +162,8 @@ def mark_differences(full: str, compressed: str) -> tuple[tuple[Segment, ...], t
 
 def _ratio(compressed: float | None, full: float | None) -> float | None:
     return compressed / full if compressed is not None and full else None
+
+
+def _median(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known and len(known) == len(values) else None

@@ -66,8 +66,11 @@ def test_one_run_prints_its_result_as_json() -> None:
 
 
 def test_a_run_without_json_is_for_people() -> None:
-    done = launch("run", MEDIA / "images/lion.jpg", "-q", "What?", "--compare", "--max-new-tokens", 3)
+    done = launch(
+        "run", MEDIA / "images/lion.jpg", "-q", "What?", "--compare", "--repeats", 2, "--max-new-tokens", 3
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert "medians of 2 pairs" in done.stdout
     assert "time to first token" in done.stdout
     assert "ratio" in done.stdout
 
@@ -116,6 +119,7 @@ def test_check_says_what_works_and_why_not() -> None:
         (["run", "-q", "x", "--set", "experts.top_k=99"], 2, "at most 4"),
         (["run", "-q", "x", "--max-new-tokens", "0"], 2, "at least 1"),
         (["run", "-q", "x", "--fps", "2", "--frames", "4"], 2, "exclude each other"),
+        (["run", "-q", "x", "--repeats", "3"], 2, "--repeats needs --compare"),
         (["run", "-q", ""], 1, "The question is empty"),
         (["run", "/no/such/photo.jpg", "-q", "x"], 1, "photo.jpg"),
         (["run", str(ROOT / "pyproject.toml"), "-q", "x"], 1, "pyproject.toml"),

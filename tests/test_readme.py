@@ -35,7 +35,8 @@ def test_named_paths_exist(path: str) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_parse(command: str) -> None:
-    options = build_parser().parse_args(shlex.split(command))
+    words = [word for word in shlex.split(command) if word != "--help"]
+    options = build_parser().parse_args(words)
     CompressionConfig.full().with_settings(getattr(options, "assignments", []))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from app.controls import Control, summary
 from app.session import Phase, Session, SideView
 from app.words import MISSING, count, escape, megabytes, percent, plural, ratio, seconds
-from engines.compare import SIDES, Segment, Side
+from engines.compare import SIDES, Comparison, Segment, Side
 from engines.results import RunResult
 
 TITLES = {"full": "Full model", "compressed": "Compressed model"}
@@ -42,6 +42,8 @@ def verdict_html(session: Session) -> str:
         kind, text = "wrong", escape(session.error)
     elif session.stopping:
         text = "Stopping after the step in progress."
+    elif session.repeat:
+        text = f"Repeating to measure: pair {session.repeat + 1} of {session.repeats}."
     elif session.comparison is not None:
         kind, text, legend = _difference(session)
     elif session.stopped:
@@ -155,22 +157,21 @@ def _measures(session: Session) -> str:
     results = session.results
     if not results:
         return ""
-    ratios = session.comparison.ratios() if session.comparison is not None else {}
+    comparison = session.comparison
+    ratios = comparison.ratios() if comparison is not None else {}
+    ranges = comparison.ranges() if comparison is not None and comparison.later else {}
     rows = []
     for measure in MEASURES:
-        values = [_value(measure, results[side]) if side in results else MISSING for side in SIDES]
+        medians = {side: comparison.medians(side)[measure.key] for side in SIDES} if comparison is not None else {}
+        values = [_value(measure, results[side], medians.get(side)) if side in results else MISSING for side in SIDES]
         help_text = measure.help or next(iter(results.values())).memory.peak_source
         rows.append(
             f'<tr data-measure="{measure.key}"><td class="value full">{values[0]}</td>'
-            f'<th scope="row">{measure.name}{_ratio_chip(measure, ratios)}'
+            f'<th scope="row">{measure.name}{_ratio_chip(measure, ratios, ranges)}'
             f"<small>{escape(help_text)}</small></th>"
             f'<td class="value compressed">{values[1]}</td></tr>'
         )
-    note = (
-        '<p class="hint">Ratios are compressed / full. One run each: repeat it to see how far single runs vary.</p>'
-        if ratios
-        else ""
-    )
+    note = f'<p class="hint">{_how_measured(comparison, session)}</p>' if comparison is not None else ""
     return (
         '<table class="measures"><colgroup><col class="side"><col><col class="side"></colgroup>'
         '<thead><tr><th scope="col">Full</th><th scope="col">Measured</th>'
@@ -178,21 +179,41 @@ def _measures(session: Session) -> str:
     )
 
 
-def _ratio_chip(measure: Measure, ratios: dict[str, float | None]) -> str:
+def _how_measured(comparison: Comparison, session: Session) -> str:
+    if not comparison.later:
+        few = " The repeats were stopped." if session.repeats > 1 else ""
+        return f"Ratios are compressed / full. One run each: set Repeats under Sampling to see how far runs vary.{few}"
+    return (
+        f"Medians of {len(comparison.pairs)} pairs of runs in alternating order. Ratios are compressed / full, median "
+        "over the pairs, with the lowest and the highest. Waterfall and heatmap show the first pair."
+    )
+
+
+def _ratio_chip(
+    measure: Measure, ratios: dict[str, float | None], ranges: dict[str, tuple[float, float] | None]
+) -> str:
     value = ratios.get(measure.key)
     if value is None:
         return ""
     if f"{value:.2f}" == "1.00":
-        return f'<span class="ratio">{ratio(value)} <i>same</i></span>'
+        return f'<span class="ratio">{ratio(value)} <i>same</i></span>{_range(ranges.get(measure.key))}'
     word = measure.less if value < 1 else measure.more
-    return f'<span class="ratio {"better" if word == measure.better else "worse"}">{ratio(value)} <i>{word}</i></span>'
+    kind = "better" if word == measure.better else "worse"
+    return f'<span class="ratio {kind}">{ratio(value)} <i>{word}</i></span>{_range(ranges.get(measure.key))}'
 
 
-def _value(measure: Measure, result: RunResult) -> str:
+def _range(limits: tuple[float, float] | None) -> str:
+    if limits is None or f"{limits[0]:.2f}" == f"{limits[1]:.2f}":
+        return ""
+    return f'<span class="range">{limits[0]:.2f} to {ratio(limits[1])}</span>'
+
+
+def _value(measure: Measure, result: RunResult, median: float | None) -> str:
+    """A figure of one side; times are medians over its runs where there is more than one."""
     if measure.key == "ttft":
-        return seconds(result.ttft_s)
+        return seconds(result.ttft_s if median is None else median)
     if measure.key == "tokens_per_s":
-        speed = result.tokens_per_s
+        speed = result.tokens_per_s if median is None else median
         return f"{speed:.1f}" if speed is not None else "<small>needs two tokens</small>"
     if measure.key == "visual_tokens":
         report = result.prune_report

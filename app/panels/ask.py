@@ -23,6 +23,7 @@ from engines.media import SUFFIXES, FrameSampling, Media, MediaError, MediaLimit
 log = logging.getLogger(__name__)
 
 STRIP_FRAMES = 4
+MOST_REPEATS = 11
 BY_RATE, BY_COUNT = "frames per second", "number of frames"
 NO_MEDIA = '<p class="empty">Nothing added yet. You can also ask without an image or video.</p>'
 
@@ -91,7 +92,7 @@ class AskPanel:
 
     @property
     def inputs(self) -> list[gr.components.Component]:
-        return [self.files, self.question, self.warm_up, *self.frames, *self.sampling]
+        return [self.files, self.question, self.warm_up, self.repeats, *self.frames, *self.sampling]
 
     def _draw_sampling(self) -> None:
         with gr.Accordion("Sampling", open=False, elem_id="sampling", elem_classes="inner"):
@@ -123,6 +124,16 @@ class AskPanel:
                 label="Warm up first",
                 info="Runs new shapes once untimed, so that no first-use cost is charged to either side.",
                 elem_id="warm-up",
+            )
+            self.repeats = gr.Slider(
+                1,
+                MOST_REPEATS,
+                value=1,
+                step=1,
+                label="Repeats",
+                info="Pairs of runs, in alternating order; times and ratios are then medians. With the encoder cache "
+                "on, later runs find the media encoded.",
+                elem_id="repeats",
             )
 
     def _draw_examples(self, examples: Sequence[Example]) -> None:

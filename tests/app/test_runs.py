@@ -12,10 +12,12 @@ import gradio as gr
 import pytest
 
 from app import controls, runs
+from app.panels.answers import answers_html, verdict_html
 from app.session import Phase, Session, Tickets
-from app.workbench import Workbench, build
+from app.workbench import Workbench, build, repeat_count
 from engines.config import CompressionConfig
 from engines.media import MediaError, MediaLimits
+from engines.pruning import describe_methods
 from engines.results import EngineError, RunRequest
 from tests.app.fake import FakeEngine
 
@@ -41,6 +43,46 @@ def test_a_run_streams_and_ends_with_both_answers() -> None:
     assert [config for _, config in engine.seen] == [CompressionConfig.full(), ticket.compressed]
     assert session.pictures[0, 0].url.startswith("data:image/jpeg;base64,")
     assert engine.open_runs == 0
+
+
+def test_repeats_measure_and_leave_the_first_answers() -> None:
+    engine, session, tickets = FakeEngine(), Session(), Tickets()
+    request = RunRequest("What?", (Path("photo.png"),), cancel=threading.Event())
+    ticket = tickets.issue("a", request, controls.recommended(), repeats=3)
+    session.begin(ticket.number, ticket.repeats)
+    said = set()
+    for _ in runs.stream(engine, session, ticket):
+        if session.repeat:
+            assert session.active, "Stop stays usable"
+            said.add(verdict_html(session))
+    assert len(engine.seen) == 6
+    assert any("pair 2 of 3" in text for text in said)
+    assert not session.active
+    assert session.comparison is not None
+    assert len(session.comparison.pairs) == 3
+    assert "Medians of 3 pairs" in answers_html(
+        session, controls.make_controls(engine.capabilities(), describe_methods())
+    )
+
+
+def test_stop_in_a_repeat_keeps_both_answers() -> None:
+    session, tickets = Session(), Tickets()
+    request = RunRequest("What?", (Path("photo.png"),), cancel=threading.Event())
+    ticket = tickets.issue("a", request, controls.recommended(), repeats=5)
+    session.begin(ticket.number, ticket.repeats)
+    for _ in runs.stream(FakeEngine(), session, ticket):
+        if session.repeat == 2:
+            ticket.cancel.set()
+    assert not session.active
+    assert session.comparison is not None
+    assert len(session.comparison.pairs) == 2
+    assert [view.phase for view in session.sides.values()] == [Phase.DONE, Phase.DONE]
+
+
+@pytest.mark.parametrize("value", [None, 0, 12])
+def test_repeats_out_of_range_get_a_sentence(value: int | None) -> None:
+    with pytest.raises(ValueError, match="from 1 to 11"):
+        repeat_count(value)
 
 
 def test_updates_are_throttled() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,37 @@ def test_ratios_are_compressed_over_full(moe: Engine, media_files: dict[str, Pat
     assert ratios["visual_tokens"] == 0.25
     assert ratios["weights"] == pytest.approx(outcome.compressed.memory.weight_bytes / outcome.full.memory.weight_bytes)
     assert ratios["ttft"] == pytest.approx((outcome.compressed.ttft_s or 0) / (outcome.full.ttft_s or 1))
+
+
+def test_repeats_alternate_and_give_medians(moe: Engine, media_files: dict[str, Path]) -> None:
+    request = RunRequest("What?", (media_files["wide"],), sampling=SamplingConfig(max_new_tokens=3))
+    items = list(compare(moe, request, FULL, FULL.with_settings(["pruning.keep_ratio=0.5"]), repeats=3))
+    order = [(item.repeat, item.side) for item in items if isinstance(item, SideEvent)]
+    assert list(dict.fromkeys(order)) == [
+        (0, "full"), (0, "compressed"), (1, "compressed"), (1, "full"), (2, "full"), (2, "compressed"),
+    ]  # fmt: skip
+    outcome = items[-1]
+    assert isinstance(outcome, Comparison)
+    assert len(outcome.pairs) == 3
+    ttft = sorted((compressed.ttft_s or 0) / (full.ttft_s or 1) for full, compressed in outcome.pairs)
+    assert outcome.ratios()["ttft"] == pytest.approx(ttft[1])
+    assert outcome.ranges()["ttft"] == pytest.approx((ttft[0], ttft[2]))
+    assert outcome.medians("full")["ttft"] == sorted(full.ttft_s or 0 for full, _ in outcome.pairs)[1]
+    assert outcome.ratios()["visual_tokens"] == 0.5
+
+
+def test_stopping_in_a_repeat_keeps_the_complete_pairs(moe: Engine, media_files: dict[str, Path]) -> None:
+    cancel = threading.Event()
+    request = RunRequest(
+        "What?", (media_files["wide"],), sampling=SamplingConfig(max_new_tokens=3), cancel=cancel
+    )  # fmt: skip
+    items = []
+    for item in compare(moe, request, FULL, FULL, repeats=5):
+        items.append(item)
+        if isinstance(item, SideEvent) and item.repeat == 2:
+            cancel.set()
+    assert isinstance(items[-1], Comparison)
+    assert len(items[-1].pairs) == 2
 
 
 def test_no_visual_tokens_no_ratio(moe: Engine) -> None:
