@@ -60,9 +60,8 @@ def test_repeats_measure_and_leave_the_first_answers() -> None:
     assert not session.active
     assert session.comparison is not None
     assert len(session.comparison.pairs) == 3
-    assert "Medians of 3 pairs" in answers_html(
-        session, controls.make_controls(engine.capabilities(), describe_methods())
-    )
+    switches = controls.make_controls(engine.capabilities(), describe_methods())
+    assert "Medians of 3 pairs" in answers_html(session, switches)
 
 
 def test_stop_in_a_repeat_keeps_both_answers() -> None:

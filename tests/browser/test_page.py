@@ -158,6 +158,18 @@ def test_precision_and_experts_are_live(open_page: Open, files: dict[str, Path])
     expect(page.locator("tr[data-measure=weights] .ratio")).to_contain_text("same")
 
 
+def test_repeats_give_medians_and_ranges(open_page: Open, files: dict[str, Path]) -> None:
+    page = open_page()
+    actions.shorten(page, 4)
+    page.click("#sampling > button")
+    actions.set_number(page, "#repeats", 3)
+    actions.upload(page, files["wide"])
+    actions.ask(page, "What is in the picture?")
+    actions.wait_done(page)
+    expect(page.locator("#answers")).to_contain_text("Medians of 3 pairs of runs")
+    expect(page.locator("tr[data-measure=ttft] .range")).to_have_text(re.compile(r"\d\.\d\d to \d+\.\d\dx"))
+
+
 def test_sentences_for_what_cannot_be_run(open_page: Open, files: dict[str, Path]) -> None:
     page = open_page()
     actions.shorten(page)

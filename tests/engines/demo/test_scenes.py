@@ -104,6 +104,12 @@ def test_answers_follow_from_the_scene() -> None:
     }
 
 
+def test_a_scene_with_all_colours_can_be_asked_about() -> None:
+    scene = make_scene("train", 576, "large")
+    assert {thing.colour for thing in scene.things} == set(draw.COLOURS)
+    assert any(question.category == "count_colour" for question in ask(scene))
+
+
 def test_motion_is_what_the_frames_show() -> None:
     for seed in range(20):
         scene = make_scene("test", seed, "clip")
