@@ -1,6 +1,6 @@
 """A against A: the same settings on both sides. The median ratio shows how fair the comparison is.
 
-    python -m benchmarks.same_on_both_sides photo.jpg --pairs 10
+python -m benchmarks.same_on_both_sides photo.jpg --pairs 10
 """
 
 from __future__ import annotations

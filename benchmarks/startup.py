@@ -1,6 +1,6 @@
 """From the command to the page: how long `python launch.py` takes until the page answers.
 
-    python -m benchmarks.startup --runs 3
+python -m benchmarks.startup --runs 3
 """
 
 from __future__ import annotations
