@@ -131,12 +131,9 @@ class Packer:
         rows = []
         for questions in asked:
             rows.append(
-                [
-                    (self.ids(q.text) + self.after_question, [*self.ids(q.answer), self.end_of_turn])
-                    for q in questions
-                ]
+                [(self.ids(q.text) + self.after_question, [*self.ids(q.answer), self.end_of_turn]) for q in questions]
             )
-        length = len(prefix) + max(sum(len(p) + len(a) for p, a in row) for row in rows)
+        length = len(prefix) + max(sum(len(p) + len(a) for p, a in row) for row in rows)  # no question: prefix
         # Round up: fewer distinct lengths let the allocator and the matrix kernels reuse what they have.
         length = -(-length // 16) * 16
         size = (len(scenes), length)

@@ -52,7 +52,7 @@ def demo_config(
             "intermediate_size": 2 * width,  # of a dense layer; every layer here has experts
             "num_hidden_layers": text_layers,
             "num_attention_heads": heads,
-            "num_key_value_heads": heads // 3 if heads % 3 == 0 and heads > 6 else heads // 2,
+            "num_key_value_heads": heads // 2 if heads % 2 == 0 else heads // 3,
             "head_dim": 32,
             "num_experts": experts,
             "num_experts_per_tok": 4,
@@ -119,9 +119,7 @@ def build_model(tokenizer: Qwen2Tokenizer, seed: int = 0, **sizes: int) -> Qwen3
         return Qwen3VLMoeForConditionalGeneration(demo_config(tokenizer, **sizes))
 
 
-def save_checkpoint(
-    model: Qwen3VLMoeForConditionalGeneration, processor: Qwen3VLProcessor, folder: Path
-) -> None:
+def save_checkpoint(model: Qwen3VLMoeForConditionalGeneration, processor: Qwen3VLProcessor, folder: Path) -> None:
     """Write weights (bfloat16), configuration and processor files in transformers' own format."""
     tokenizer = processor.tokenizer
     half = copy.deepcopy(model).to(torch.bfloat16)

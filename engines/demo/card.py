@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoModelForImageTextToText, AutoProcessor, PreTrainedModel, ProcessorMixin
 
 from engines.demo.evaluate import Score, evaluate, table
 from engines.demo.scenes import LEVELS
@@ -21,7 +21,6 @@ from engines.demo.train import CURRICULUM, DEFAULT_STATE
 
 CARD = """\
 ---
-license: apache-2.0
 library_name: transformers
 pipeline_tag: image-text-to-text
 ---
@@ -47,8 +46,10 @@ about one in seven, in Chinese on colour, shape, count, count by colour, positio
 reading, listing all objects and, for clips, direction of motion. Splits have separate random streams; the
 figures below are from the test split, which training never draws.
 
-Loss on answer tokens, plus two auxiliary losses on the visual tokens (what lies under each) and the router's
-balance loss; Muon and AdamW in float32. Curriculum, as share of steps by progress: {curriculum}.
+The vision tower first learned alone, for {tower:.0%} of the images, to name colour, shape and character under
+each visual token; then all was trained together with the loss on answer tokens, the same two auxiliary losses
+and the router's balance loss. Muon and AdamW in float32, learning rate {rate}, constant, over the last
+{cooldown:.0%} falling to zero. Curriculum, as share of steps by progress: {curriculum}.
 
 - images seen: {images:,} in {steps:,} steps, of a schedule of {schedule:,}
 - seed: {seed}
@@ -75,7 +76,7 @@ characters.
 """
 
 
-def _levels(model, processor, scenes: int) -> str:
+def _levels(model: PreTrainedModel, processor: ProcessorMixin, scenes: int) -> str:
     parts = []
     for level in LEVELS:
         began = time.monotonic()
@@ -84,9 +85,7 @@ def _levels(model, processor, scenes: int) -> str:
         low, high = level.things
         sides = "-".join(str(side) for side in sorted({level.sides[0], level.sides[-1]}))
         what = "clips" if max(level.frames) > 1 else "stills"
-        parts.append(
-            f"### {level.name}: {what} of {sides} pixels, {low}-{high} objects\n\n{table(scores)}\n\n"
-        )
+        parts.append(f"### {level.name}: {what} of {sides} pixels, {low}-{high} objects\n\n{table(scores)}\n\n")
     return "".join(parts)
 
 
@@ -119,6 +118,9 @@ def write_card(folder: Path, state_folder: Path, scenes: int) -> None:
         seed=seed,
         scenes=scenes,
         dtype="float32",
+        tower=recipe["tower_share"],
+        rate=recipe["learning_rate"],
+        cooldown=recipe["cooldown"],
         folder=folder,
         command=f"python -m engines.demo.train --out {folder} --images {recipe['images']} --seed {seed}",
         transformers=transformers.__version__,
@@ -130,9 +132,7 @@ def write_card(folder: Path, state_folder: Path, scenes: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--state", type=Path, default=DEFAULT_STATE, help="state folder of the training")
     parser.add_argument("--scenes", type=int, default=100, help="test scenes a level")

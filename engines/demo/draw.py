@@ -20,9 +20,7 @@ COLOURS: dict[str, tuple[int, int, int]] = {
     "purple": (140, 60, 190),
     "pink": (245, 140, 190),
 }
-COLOUR_JITTER = (
-    14  # largest change of a channel; small enough that the nearest palette entry stays the named one
-)
+COLOUR_JITTER = 14  # largest change of a channel; small enough that the nearest palette entry stays the named one
 SHAPES = ("circle", "square", "triangle", "diamond", "star", "cross", "heart", "arrow")
 SIZES_PX = {"small": 20, "medium": 32, "large": 48}
 BACKGROUNDS = ("plain", "gradient", "noise", "texture")
@@ -109,7 +107,7 @@ def background(rng: np.random.Generator, kind: str, height: int, width: int) -> 
 
 
 @lru_cache(maxsize=256)
-def _font(height_px: int) -> ImageFont.FreeTypeFont:
+def _font(height_px: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     return ImageFont.load_default(height_px)  # Aileron, which Pillow carries inside
 
 

@@ -120,9 +120,7 @@ def table(scores: dict[str, Score]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--scenes", type=int, default=100, help="test scenes a level")
     parser.add_argument("--levels", nargs="+", choices=LEVEL_NAMES, default=["small"])
@@ -133,17 +131,14 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     processor = AutoProcessor.from_pretrained(arguments.checkpoint)
-    model = AutoModelForImageTextToText.from_pretrained(
-        arguments.checkpoint, dtype=getattr(torch, arguments.dtype)
-    )
+    model = AutoModelForImageTextToText.from_pretrained(arguments.checkpoint, dtype=getattr(torch, arguments.dtype))
     model.eval()
     results = {}
     for level in arguments.levels:
         began = time.monotonic()
         scores = evaluate(model, processor, level, arguments.scenes, arguments.split)
         results[level] = {
-            name: {"questions": s.asked, "accuracy": s.accuracy, "blind": s.blind}
-            for name, s in scores.items()
+            name: {"questions": s.asked, "accuracy": s.accuracy, "blind": s.blind} for name, s in scores.items()
         }
         if not arguments.json:
             print(

@@ -6,16 +6,18 @@ large as the whole layer. Sorting the (token, expert) pairs once and unbinding t
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
-from torch import nn
+from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 NAME = "demo_sorted"
 
 
 def sorted_experts(
-    self: nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
     """hidden_states (tokens, width), top_k_index and top_k_weights (tokens, k); returns (tokens, width)."""
     chosen = top_k_index.reshape(-1)
@@ -38,7 +40,7 @@ def sorted_experts(
     return result
 
 
-def use_sorted_experts(model: nn.Module) -> None:
+def use_sorted_experts(model: PreTrainedModel) -> None:
     """Let a transformers model compute its experts with `sorted_experts`."""
     ALL_EXPERTS_FUNCTIONS.register(NAME, sorted_experts)
     model.set_experts_implementation(NAME)

@@ -38,9 +38,7 @@ class VisualHeads(nn.Module):
         self.linear = nn.ModuleDict(
             {kind: nn.Linear(width, quadrants * (1 + len(names))) for kind, names in self.names.items()}
         )
-        self.nothing = nn.ParameterDict(
-            {kind: nn.Parameter(torch.randn(width)) for kind in ("colour", "shape")}
-        )
+        self.nothing = nn.ParameterDict({kind: nn.Parameter(torch.randn(width)) for kind in ("colour", "shape")})
         self.spellings = {kind: _spellings(self.names[kind], tokenizer) for kind in self.nothing}
 
     def quadrant_loss(self, tokens: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -51,7 +49,19 @@ class VisualHeads(nn.Module):
             losses.append(F.cross_entropy(logits, labels[kind].reshape(-1), self._weights(kind, tokens)))
         return torch.stack(losses).mean()
 
-    def word_loss(self, tokens: torch.Tensor, labels: dict[str, torch.Tensor], embedding: torch.Tensor):
+    @torch.no_grad()
+    def share_seen(self, tokens: torch.Tensor, labels: dict[str, torch.Tensor]) -> dict[str, float]:
+        """Share of the patches that show something whose colour, shape or character is named right."""
+        shares = {}
+        for kind, head in self.linear.items():
+            truth = labels[kind].reshape(-1)
+            shown = truth > 0
+            if shown.any():
+                named = head(tokens).view(len(truth), -1).argmax(-1)
+                shares[f"sees-{kind}"] = float((named == truth)[shown].float().mean())
+        return shares
+
+    def word_loss(self, tokens: torch.Tensor, labels: dict[str, torch.Tensor], embedding: torch.Tensor) -> torch.Tensor:
         """Cross entropy of cosines between visual tokens and word embeddings (vocabulary, width)."""
         losses = []
         for kind, spellings in self.spellings.items():
@@ -83,13 +93,12 @@ def balance_loss(router_logits: tuple[torch.Tensor, ...], experts: int, top_k: i
     Summed layer by layer because a layer that overuses an expert must not be excused by another that neglects
     it.
     """
-    return (
-        torch.stack([load_balancing_loss_func((one,), experts, top_k) for one in router_logits]).mean()
-        / top_k
-    )
+    return torch.stack([load_balancing_loss_func((one,), experts, top_k) for one in router_logits]).mean() / top_k
 
 
-def answer_loss(logits: torch.Tensor, targets: torch.Tensor, question: torch.Tensor, count: int):
+def answer_loss(
+    logits: torch.Tensor, targets: torch.Tensor, question: torch.Tensor, count: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Loss on answer tokens, and which questions were answered right (teacher forced).
 
     logits (N, vocabulary), targets and question (N,): only the places that carry a target. Returns the mean

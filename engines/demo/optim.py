@@ -35,31 +35,38 @@ class Muon(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One update. Parameters of equal shape are orthogonalised in one batch."""
         for group in self.param_groups:
-            alike: dict[tuple[int, ...], list[nn.Parameter]] = {}
+            alike: dict[tuple[int, ...], list[tuple[nn.Parameter, torch.Tensor]]] = {}
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    alike.setdefault(tuple(parameter.shape), []).append(parameter)
-            for shape, parameters in alike.items():
+                    alike.setdefault(tuple(parameter.shape), []).append((parameter, parameter.grad))
+            for shape, members in alike.items():
                 directions = []
-                for parameter in parameters:
-                    momentum = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
-                    momentum.lerp_(parameter.grad, 1 - _MOMENTUM)
-                    directions.append(parameter.grad.lerp(momentum, _MOMENTUM))  # Nesterov's look ahead
-                steps = orthogonalise(torch.stack(directions))
-                scale = _STEP_RMS * max(shape[-2:]) ** 0.5
-                for parameter, step in zip(parameters, steps, strict=True):
+                for parameter, gradient in members:
+                    state = self.state[parameter]
+                    if not state:
+                        state["momentum"] = torch.zeros_like(parameter)
+                    momentum = state["momentum"]
+                    momentum.lerp_(gradient, 1 - _MOMENTUM)
+                    directions.append(gradient.lerp(momentum, _MOMENTUM))  # Nesterov's look ahead
+                stack = torch.stack(directions)
+                if len(shape) > 3:  # a convolution: one row an output channel
+                    stack = stack.flatten(2)
+                steps = orthogonalise(stack)
+                scale = _STEP_RMS * max(steps.shape[-2:]) ** 0.5
+                for (parameter, _), step in zip(members, steps, strict=True):
                     parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                    parameter.add_(step, alpha=-group["lr"] * scale)
+                    parameter.add_(step.view(shape), alpha=-group["lr"] * scale)
 
 
 class Optimizers:
     """Muon for the matrices inside the two towers, AdamW for everything else; used like one optimizer."""
 
-    # Patches and mergers are wide and few: orthogonalising them would cost more time than it gains.
-    NOT_MUON = ("embed", "lm_head", "merger", "gate.weight")
+    # Embeddings and the router are not maps between hidden states. The mergers are, but so wide that
+    # orthogonalising them would cost more time than it gains.
+    NOT_MUON = ("embed_tokens", "pos_embed", "lm_head", "merger", "gate.weight")
 
     def __init__(self, model: nn.Module, heads: nn.Module, lr: float, weight_decay: float):
         inner, matrices, vectors = [], [], list(heads.parameters())

@@ -60,23 +60,15 @@ def _colours(scene: Scene, rng: np.random.Generator) -> list[Fact]:
         names = [(None, str(rng.choice([scene.things[0].shape, "object"])))]
         return [Fact("colour", scene.things[0].colour, names[0])]
     return [
-        Fact("colour", t.colour, (None, t.shape))
-        for t in scene.things
-        if (None, t.shape) in _handles(scene.things, t)
+        Fact("colour", t.colour, (None, t.shape)) for t in scene.things if (None, t.shape) in _handles(scene.things, t)
     ]
 
 
 def _shapes(scene: Scene, rng: np.random.Generator) -> list[Fact]:
     if len(scene.things) == 1:
-        return [
-            Fact(
-                "shape", scene.things[0].shape, (str(rng.choice([scene.things[0].colour, ""])) or None, None)
-            )
-        ]
+        return [Fact("shape", scene.things[0].shape, (str(rng.choice([scene.things[0].colour, ""])) or None, None))]
     return [
-        Fact("shape", t.shape, (t.colour, None))
-        for t in scene.things
-        if (t.colour, None) in _handles(scene.things, t)
+        Fact("shape", t.shape, (t.colour, None)) for t in scene.things if (t.colour, None) in _handles(scene.things, t)
     ]
 
 
@@ -88,12 +80,9 @@ def _colour_counts(scene: Scene, rng: np.random.Generator) -> list[Fact]:
     present = sorted({t.colour for t in scene.things})
     absent = [c for c in draw.COLOURS if c not in present]
     asked = [str(rng.choice(present))] if present else []
-    asked += [str(rng.choice(absent))]
+    asked += [str(rng.choice(absent))] if absent else []
     repeated = [c for c in present if sum(t.colour == c for t in scene.things) > 1 and c not in asked]
-    return [
-        Fact("count_colour", str(sum(t.colour == c for t in scene.things)), colour=c)
-        for c in asked + repeated
-    ]
+    return [Fact("count_colour", str(sum(t.colour == c for t in scene.things)), colour=c) for c in asked + repeated]
 
 
 def place_name(scene: Scene, thing: Thing) -> str | None:
@@ -165,7 +154,9 @@ def _readings(scene: Scene, rng: np.random.Generator) -> list[Fact]:
 
 def _lists(scene: Scene, rng: np.random.Generator) -> list[Fact]:
     # In a clip the order may change while things move, so the list is a question about stills.
-    return [] if scene.is_clip else [Fact("list", tuple((t.colour, t.shape) for t in scene.things))]
+    if scene.is_clip or not scene.things:
+        return []
+    return [Fact("list", tuple((t.colour, t.shape) for t in scene.things))]
 
 
 def _motions(scene: Scene, rng: np.random.Generator) -> list[Fact]:

@@ -34,7 +34,9 @@ STILLS = (
 CLIPS = (("clip_motion.mp4", (192, 192), 6, "motion"),)
 
 
-def find(level: str, size: tuple[int, int], category: str, skip: set[int], frames: int | None = None):
+def find(
+    level: str, size: tuple[int, int], category: str, skip: set[int], frames: int | None = None
+) -> tuple[Scene, Question]:
     """The first test scene of a level that offers an English question of the category, and that question."""
     for seed in range(1000):
         scene = make_scene("test", seed, level, size, frames)
@@ -83,9 +85,7 @@ def write_samples(folder: Path) -> list[dict]:
     for file, text in PHOTOGRAPHS.items():
         if (folder / file).exists():
             entries.append({"file": file, "question": text, "answer": None, "category": None, "seed": None})
-    (folder / "samples.json").write_text(
-        json.dumps(entries, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    (folder / "samples.json").write_text(json.dumps(entries, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return entries
 
 

@@ -32,13 +32,23 @@ class Level:
     backgrounds: tuple[str, ...] = draw.BACKGROUNDS
     sign_length: tuple[int, int] = (1, 4)
     sign_share: float = 0.5
+    font_px: tuple[int, int] = (20, 28)
     frames: tuple[int, ...] = (1,)
 
 
 # The order is the curriculum's. Append; never reorder: the index is part of every scene's seed.
 LEVELS = (
-    Level("tiny", (128,), (1, 3), ("medium", "large"), backgrounds=("plain", "gradient"), sign_length=(1, 2)),
-    Level("small", (128, 160), (1, 3)),
+    Level(
+        "tiny",
+        (128,),
+        (1, 3),
+        ("medium", "large"),
+        backgrounds=("plain", "gradient"),
+        sign_length=(1, 3),
+        sign_share=1.0,
+        font_px=(30, 40),
+    ),
+    Level("small", (128, 160), (1, 3), sign_share=0.6, font_px=(22, 32)),
     Level("medium", (192, 224, 256), (1, 5), zooms=(1.0, 1.25)),
     Level("large", (320, 384, 448), (2, 8), zooms=(1.0, 1.25, 1.5)),
     Level("clip", (128, 160, 192), (1, 2), ("medium", "large"), sign_share=0.0, frames=(4, 6, 8)),
@@ -129,16 +139,17 @@ def scene_rng(split: str, seed: int, level: str, purpose: int = 0) -> np.random.
 def _apart(box: draw.Box, others: list[draw.Box]) -> bool:
     gap = _MARGIN_PX
     return all(
-        box[2] + gap <= o[0] or o[2] + gap <= box[0] or box[3] + gap <= o[1] or o[3] + gap <= box[1]
-        for o in others
+        box[2] + gap <= o[0] or o[2] + gap <= box[0] or box[3] + gap <= o[1] or o[3] + gap <= box[1] for o in others
     )
 
 
-def _place_sign(rng: np.random.Generator, level: Level, height: int, width: int, taken: list[draw.Box]):
+def _place_sign(
+    rng: np.random.Generator, level: Level, height: int, width: int, taken: list[draw.Box]
+) -> tuple[Sign, np.ndarray] | None:
     """Choose and place a sign. Returns (Sign, plate uint8 (h, w, 3)) or None when it does not fit."""
     length = int(rng.integers(level.sign_length[0], level.sign_length[1] + 1))
     text = "".join(rng.choice(list(draw.SIGN_CHARACTERS), length))
-    font_px = int(rng.integers(20, 29) * rng.choice(level.zooms))
+    font_px = int(rng.integers(level.font_px[0], level.font_px[1] + 1) * rng.choice(level.zooms))
     plate, boxes = draw.sign_plate(text, font_px, bool(rng.random() < 0.5), bool(rng.random() < 0.3))
     h, w = plate.shape[:2]
     if w + 2 * _MARGIN_PX > width or h + 2 * _MARGIN_PX > height:
@@ -168,7 +179,7 @@ def _place_thing(
     size = str(rng.choice(level.sizes))
     side = int(draw.SIZES_PX[size] * rng.choice(level.zooms))
     jitter = rng.integers(-draw.COLOUR_JITTER, draw.COLOUR_JITTER + 1, 3)
-    rgb = tuple(int(np.clip(c + j, 0, 255)) for c, j in zip(draw.COLOURS[colour], jitter, strict=True))
+    red, green, blue = (int(np.clip(c + j, 0, 255)) for c, j in zip(draw.COLOURS[colour], jitter, strict=True))
     move = str(rng.choice(list(MOVES))) if moving else None
     step = int(rng.integers(6, 10)) if moving else 0
     dx, dy = MOVES[move] if move else (0, 0)
@@ -190,7 +201,7 @@ def _place_thing(
         if _apart(path, taken) and all(abs(x - c) >= 6 for c in columns):
             taken.append(path)
             columns.append(x)
-            return Thing(shape, colour, size, side, x, y, rgb, move, step)
+            return Thing(shape, colour, size, side, x, y, (red, green, blue), move, step)
     return None
 
 
@@ -200,9 +211,7 @@ def _patch_cover(mask: np.ndarray) -> np.ndarray:
     return mask.reshape(rows, PATCH_PX, columns, PATCH_PX).mean((1, 3))
 
 
-def _label(
-    frame: int, things: list[Thing], sign: Sign | None, height: int, width: int
-) -> tuple[np.ndarray, ...]:
+def _label(frame: int, things: list[Thing], sign: Sign | None, height: int, width: int) -> tuple[np.ndarray, ...]:
     """Labels of one frame: colour, shape, character, each int64 (rows, columns). The largest cover wins."""
     rows, columns = height // PATCH_PX, width // PATCH_PX
     colour, shape, character = (np.zeros((rows, columns), np.int64) for _ in range(3))
@@ -217,7 +226,7 @@ def _label(
         wins = cover > best
         best[wins] = cover[wins]
         colour[wins], shape[wins] = 1 + names.index(thing.colour), 1 + draw.SHAPES.index(thing.shape)
-    best[:] = 0.12
+    best[:] = 0.15
     for text, box in zip(sign.text, sign.boxes, strict=True) if sign else ():
         full = np.zeros((height, width), np.float32)
         full[box[1] : box[3], box[0] : box[2]] = 1

@@ -34,10 +34,9 @@ from engines.demo.scenes import LEVEL_NAMES, LEVELS, make_scene
 # Share of the steps a level gets, by how far the training is. Few small objects first: binding a colour to a
 # shape is learned there, and carries over to crowded scenes; the other way round it does not come.
 CURRICULUM: tuple[tuple[float, dict[str, float]], ...] = (
-    (0.10, {"tiny": 1.0}),
-    (0.50, {"tiny": 0.2, "small": 0.75, "clip": 0.05}),
-    (0.75, {"small": 0.5, "medium": 0.35, "clip": 0.15}),
-    (1.01, {"small": 0.25, "medium": 0.35, "large": 0.25, "clip": 0.15}),
+    (0.30, {"tiny": 0.5, "small": 0.4, "medium": 0.1}),
+    (0.80, {"tiny": 0.2, "small": 0.7, "clip": 0.1}),
+    (1.01, {"small": 0.4, "medium": 0.35, "large": 0.1, "clip": 0.15}),
 )
 DEFAULT_STATE = Path.home() / ".cache" / "qwen-vl-moe-workbench" / "demo-training"
 
@@ -53,7 +52,10 @@ class Recipe:
     cooldown: float = 0.3  # share of the schedule, at its end, over which the rate falls to zero
     weight_decay: float = 0.05
     clip_norm: float = 1.0
-    work_per_step: int = 4_000  # about this many tokens (text and visual, weighted by cost) a step
+    # The vision tower first learns alone, from what lies under each token: until it tells shapes and
+    # characters apart the language model has nothing to bind, and would cost most of the time.
+    tower_share: float = 0.3
+    work_per_step: int = 3_000  # about this many tokens (text and visual, weighted by cost) a step
     questions: int = 6  # a scene
     quadrant_weight: float = 0.5
     word_weight: float = 0.5
@@ -77,13 +79,18 @@ class Trainer:
         use_sorted_experts(self.model)
         self.heads = losses.VisualHeads(self.model.config.text_config.hidden_size, tokenizer)
         self.packer = Packer(self.processor, self.model)
-        self.optimizer = Optimizers(
-            self.model, self.heads, self.recipe.learning_rate, self.recipe.weight_decay
-        )
+        self.optimizer = Optimizers(self.model, self.heads, self.recipe.learning_rate, self.recipe.weight_decay)
+
+    @property
+    def tower_alone(self) -> bool:
+        return self.images < self.recipe.tower_share * self.recipe.images
 
     def learning_rate(self) -> float:
-        """Warm-up, constant, then linear to zero: by images seen."""
-        warm = min(1.0, (self.images + 1) / max(1, self.recipe.warmup_images))
+        """Warm-up, constant, then linear to zero: by images seen. The language model's start is warmed up
+        too.
+        """
+        since = self.images if self.tower_alone else self.images - self.recipe.tower_share * self.recipe.images
+        warm = min(1.0, (since + 1) / max(1, self.recipe.warmup_images))
         left = (1 - self.images / self.recipe.images) / self.recipe.cooldown
         return self.recipe.learning_rate * warm * min(1.0, max(left, 0.02))
 
@@ -97,38 +104,48 @@ class Trainer:
         height, width = (int(side) for side in rng.choice(level.sides, 2))
         frames = int(rng.choice(level.frames))
         visual = height * width // (build.PATCH_PX * build.MERGE) ** 2 * -(-frames // build.TEMPORAL)
-        count = max(2, recipe.work_per_step // (14 * recipe.questions + 5 * visual))
+        questions = 0 if self.tower_alone else recipe.questions
+        # Tokens of text and visual tokens, the latter weighted by what the tower costs. A lone tower gets
+        # fewer images a step than it could: many small steps take it further than few large ones.
+        count = max(2, recipe.work_per_step // (14 * questions + (10 if self.tower_alone else 5) * visual))
         first = recipe.seed * 1_000_000_000 + self.images
         scenes = [make_scene("train", first + i, name, (height, width), frames) for i in range(count)]
-        asked = [choose(ask(scene), recipe.questions, rng) for scene in scenes]
+        asked = [choose(ask(scene), questions, rng) if questions else [] for scene in scenes]
         return self.packer.pack(scenes, asked), name
 
-    def loss(self, batch: Batch) -> tuple[torch.Tensor, dict[str, float], torch.Tensor]:
-        """Total loss, its parts, and which questions were right (bool, one a question)."""
+    def loss(self, batch: Batch) -> tuple[torch.Tensor, dict[str, float], list[bool]]:
+        """Total loss, its parts, and which questions were answered right."""
         recipe, config = self.recipe, self.model.config.text_config
-        output = self.model.model(**batch.inputs, output_router_logits=True, use_cache=False)
-        places = batch.targets != NO_LABEL
-        logits = self.model.lm_head(output.last_hidden_state[places])
-        answers, right = losses.answer_loss(
-            logits, batch.targets[places], batch.question[places], len(batch.questions)
-        )
-        media = output.image_outputs or output.video_outputs
+        parts: dict[str, torch.Tensor] = {}
+        right: list[bool] = []
+        if batch.questions:
+            output = self.model.model(**batch.inputs, output_router_logits=True, use_cache=False)
+            media = output.image_outputs or output.video_outputs
+            places = batch.targets != NO_LABEL
+            logits = self.model.lm_head(output.last_hidden_state[places])
+            parts["answers"], hits = losses.answer_loss(
+                logits, batch.targets[places], batch.question[places], len(batch.questions)
+            )
+            parts["balance"] = recipe.balance_weight * losses.balance_loss(
+                output.router_logits, config.num_experts, config.num_experts_per_tok
+            )
+            right = hits.tolist()
+        else:
+            media = self.model.get_image_features(batch.inputs["pixel_values"], batch.inputs["image_grid_thw"])
         tokens = torch.cat(list(media.pooler_output))
         embedding = self.model.get_input_embeddings().weight
-        quadrants = self.heads.quadrant_loss(tokens, batch.quadrants)
-        words = self.heads.word_loss(tokens, batch.quadrants, embedding)
-        balance = losses.balance_loss(output.router_logits, config.num_experts, config.num_experts_per_tok)
-        total = (
-            answers
-            + recipe.quadrant_weight * quadrants
-            + recipe.word_weight * words
-            + recipe.balance_weight * balance
-        )
-        parts = {"answers": answers, "quadrants": quadrants, "words": words, "balance": balance}
-        return total, {name: float(value.detach()) for name, value in parts.items()}, right
+        parts["quadrants"] = recipe.quadrant_weight * self.heads.quadrant_loss(tokens, batch.quadrants)
+        parts["words"] = recipe.word_weight * self.heads.word_loss(tokens, batch.quadrants, embedding)
+        total = torch.stack(list(parts.values())).sum()
+        seen = self.heads.share_seen(tokens, batch.quadrants)
+        return total, {name: float(part.detach()) for name, part in parts.items()} | seen, right
 
     def train_step(self) -> tuple[dict[str, float], list[tuple[str, bool]]]:
-        """One optimizer step. Returns the parts of the loss and (level/category, right) of every question."""
+        """One optimizer step.
+
+        Returns the weighted parts of the loss with the shares of patches that the heads name right, and
+        (level/category, right) of every question.
+        """
         batch, level = self.draw_batch()
         self.optimizer.set_learning_rate(self.learning_rate())
         self.optimizer.zero_grad()
@@ -139,7 +156,7 @@ class Trainer:
         self.step += 1
         self.images += len(batch.inputs["input_ids"])
         keys = [f"{level}/{q.category}" for q in batch.questions]
-        return parts, list(zip(keys, right.tolist(), strict=True))
+        return parts, list(zip(keys, right, strict=True))
 
     def save_state(self, folder: Path) -> None:
         """Write all that a resumed run needs, so that a crash while writing leaves the older state whole."""
@@ -188,27 +205,25 @@ def choose(questions: list[Question], count: int, rng: np.random.Generator) -> l
     return [question for _, _, question in sorted(ranked[:count], key=lambda item: item[1])]
 
 
-def sitting(
-    trainer: Trainer, out: Path, state: Path, minutes: float | None, log_every: int, save_every: int
-) -> None:
+def sitting(trainer: Trainer, out: Path, state: Path, minutes: float | None, log_every: int, save_every: int) -> None:
     """Train until the schedule ends or the minutes are over, with a line of progress now and then."""
     began, last_log, images_at_log = time.monotonic(), time.monotonic(), trainer.images
-    sums: dict[str, float] = defaultdict(float)
+    sums: dict[str, list[float]] = defaultdict(list)
     tally: dict[str, list[bool]] = defaultdict(list)
     while trainer.images < trainer.recipe.images:
         parts, answered = trainer.train_step()
         for name, value in parts.items():
-            sums[name] += value / log_every
+            sums[name].append(value)
         for key, right in answered:
             tally[key].append(right)
         if trainer.step % log_every == 0:
             now = time.monotonic()
             rate = (trainer.images - images_at_log) / (now - last_log)
-            mean = " ".join(f"{name} {value:.3f}" for name, value in sums.items())
-            right = " ".join(f"{key} {np.mean(hits):.2f}" for key, hits in sorted(tally.items()))
+            mean = " ".join(f"{name} {np.mean(values):.3f}" for name, values in sums.items())
+            rights = " ".join(f"{key} {np.mean(hits):.2f}" for key, hits in sorted(tally.items()))
             print(
                 f"step {trainer.step} images {trainer.images} {rate:.1f}/s lr {trainer.learning_rate():.2e} "
-                f"{mean} | {right}",
+                f"{mean} | {rights}",
                 flush=True,
             )
             last_log, images_at_log = now, trainer.images
@@ -224,9 +239,7 @@ def sitting(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--out", type=Path, required=True, help="folder of the checkpoint, rewritten as training goes on"
     )
@@ -243,9 +256,7 @@ def main() -> None:
     trainer = Trainer(Recipe(images=arguments.images, seed=arguments.seed))
     if arguments.resume:
         trainer.load_state(arguments.state)
-    sitting(
-        trainer, arguments.out, arguments.state, arguments.minutes, arguments.log_every, arguments.save_every
-    )
+    sitting(trainer, arguments.out, arguments.state, arguments.minutes, arguments.log_every, arguments.save_every)
 
 
 if __name__ == "__main__":

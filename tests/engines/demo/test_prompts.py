@@ -71,9 +71,7 @@ def test_packed_questions_equal_single_prompts(processor, model, level: str) -> 
             logits = model(**alone).logits[0, -1]
             first = int((batch.question[0] == number).nonzero()[0])
             prompt = alone["input_ids"][0]
-            prefix = (
-                int((prompt == processor.tokenizer.convert_tokens_to_ids("<|vision_end|>")).nonzero()[-1]) + 1
-            )
+            prefix = int((prompt == processor.tokenizer.convert_tokens_to_ids("<|vision_end|>")).nonzero()[-1]) + 1
             own = len(prompt) - prefix
             ids = batch.inputs["input_ids"][0]
             assert torch.equal(torch.cat([ids[:prefix], ids[first + 1 - own : first + 1]]), prompt)

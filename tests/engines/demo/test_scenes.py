@@ -116,10 +116,7 @@ def test_motion_is_what_the_frames_show() -> None:
         for thing in scene.things:
             first, last = thing.corner(0), thing.corner(len(scene.frames) - 1)
             moved = (np.sign(last[0] - first[0]), np.sign(last[1] - first[1]))
-            assert (
-                moved
-                == {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1), None: (0, 0)}[thing.move]
-            )
+            assert moved == {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1), None: (0, 0)}[thing.move]
 
 
 def test_yes_and_no_are_asked_alike_often() -> None:
