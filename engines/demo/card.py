@@ -18,6 +18,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor, PreTrainedM
 from engines.demo.evaluate import Score, evaluate, table
 from engines.demo.scenes import LEVELS
 from engines.demo.train import CURRICULUM, DEFAULT_STATE
+from engines.demo.words import CATEGORIES
 
 CARD = """\
 ---
@@ -49,7 +50,9 @@ figures below are from the test split, which training never draws.
 The vision tower first learned alone, for {tower:.0%} of the images, to name colour, shape and character under
 each visual token; then all was trained together with the loss on answer tokens, the same two auxiliary losses
 and the router's balance loss. Muon and AdamW in float32, learning rate {rate}, constant, over the last
-{cooldown:.0%} falling to zero. Curriculum, as share of steps by progress: {curriculum}.
+{cooldown:.0%} falling to zero. Levels, as share of steps by progress:
+
+{curriculum}
 
 - images seen: {images:,} in {steps:,} steps, of a schedule of {schedule:,}
 - seed: {seed}
@@ -70,23 +73,42 @@ transformers {transformers}, torch {torch}, {machine}, by
 - Photographs, drawings, diagrams, real text: it has never seen one. Its answers there mean nothing.
 - Free conversation, several turns, several images: it was trained on one question about one image or clip.
 - Anything outside the categories above, colour or shape names it does not know, signs longer than 4
-characters.
+  characters. Asked for what is not there, such as the text of a missing sign, it makes something up.
+- Under half right in the tables above: {weak}.
 - Where a row above is close to the blind guess, it is guessing.
 - Scenes much larger or fuller than those of the levels above.
 """
 
 
-def _levels(model: PreTrainedModel, processor: ProcessorMixin, scenes: int) -> str:
-    parts = []
+def _measure(model: PreTrainedModel, processor: ProcessorMixin, scenes: int) -> dict[str, dict[str, Score]]:
+    results = {}
     for level in LEVELS:
         began = time.monotonic()
-        scores: dict[str, Score] = evaluate(model, processor, level.name, scenes)
-        print(f"{level.name}: {scores['all'].accuracy:.3f} in {time.monotonic() - began:.0f} s", flush=True)
+        results[level.name] = evaluate(model, processor, level.name, scenes)
+        accuracy = results[level.name]["all"].accuracy
+        print(f"{level.name}: {accuracy:.3f} in {time.monotonic() - began:.0f} s", flush=True)
+    return results
+
+
+def _tables(results: dict[str, dict[str, Score]]) -> str:
+    parts = []
+    for level in LEVELS:
         low, high = level.things
         sides = "-".join(str(side) for side in sorted({level.sides[0], level.sides[-1]}))
         what = "clips" if max(level.frames) > 1 else "stills"
-        parts.append(f"### {level.name}: {what} of {sides} pixels, {low}-{high} objects\n\n{table(scores)}\n\n")
-    return "".join(parts)
+        title = f"### {level.name}: {what} of {sides} pixels, {low}-{high} objects"
+        parts.append(f"{title}\n\n{table(results[level.name])}\n")
+    return "\n".join(parts)
+
+
+def _weak(results: dict[str, dict[str, Score]]) -> str:
+    """Categories with fewer than half of the answers right, with the levels where that is so."""
+    levels: dict[str, list[str]] = {}
+    for level, scores in results.items():
+        for category in CATEGORIES:
+            if category in scores and scores[category].accuracy < 0.5:
+                levels.setdefault(category, []).append(level)
+    return "; ".join(f"{name} ({', '.join(where)})" for name, where in sorted(levels.items())) or "nothing"
 
 
 def write_card(folder: Path, state_folder: Path, scenes: int) -> None:
@@ -96,10 +118,11 @@ def write_card(folder: Path, state_folder: Path, scenes: int) -> None:
     processor = AutoProcessor.from_pretrained(folder)
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
     text, vision = model.config.text_config, model.config.vision_config
-    mixes = "; ".join(
-        f"up to {min(until, 1.0):.0%} " + ", ".join(f"{name} {share:.0%}" for name, share in mix.items())
+    mixes = "\n".join(
+        f"- up to {min(until, 1.0):.0%}: " + ", ".join(f"{name} {share:.0%}" for name, share in mix.items())
         for until, mix in CURRICULUM
     )
+    results = _measure(model, processor, scenes)
     card = CARD.format(
         parameters=sum(p.numel() for p in model.parameters()) / 1e6,
         text_layers=text.num_hidden_layers,
@@ -126,7 +149,8 @@ def write_card(folder: Path, state_folder: Path, scenes: int) -> None:
         transformers=transformers.__version__,
         torch=torch.__version__,
         machine=f"{platform.machine()} with {os.cpu_count()} cores",
-        results=_levels(model, processor, scenes),
+        results=_tables(results),
+        weak=_weak(results),
     )
     (folder / "README.md").write_text(card, encoding="utf-8")
 
