@@ -31,8 +31,9 @@ def ask(page: Page, question: str) -> None:
 def shorten(page: Page, tokens: int = 12) -> None:
     """Ask for short answers, so that the tests are quick even while the machine is busy."""
     page.click("#sampling > button")
+    # What lies in an accordion is made when it first opens; a value typed in that instant would be lost.
+    page.wait_for_timeout(500)
     set_number(page, "#set-max-new-tokens", tokens)
-    page.click("#sampling > button")
 
 
 def wait_done(page: Page) -> None:

@@ -161,7 +161,6 @@ def test_precision_and_experts_are_live(open_page: Open, files: dict[str, Path])
 def test_repeats_give_medians_and_ranges(open_page: Open, files: dict[str, Path]) -> None:
     page = open_page()
     actions.shorten(page, 4)
-    page.click("#sampling > button")
     actions.set_number(page, "#repeats", 3)
     actions.upload(page, files["wide"])
     actions.ask(page, "What is in the picture?")
