@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -271,7 +272,8 @@ def serve(
         auth=auth,
         inbrowser=open_browser,
         max_file_size=f"{max_upload_mb}mb",
-        prevent_thread_lock=not block,
+        prevent_thread_lock=True,
+        quiet=True,
         state_session_capacity=SESSIONS,
         show_error=True,
         ssr_mode=False,
@@ -282,4 +284,9 @@ def serve(
         js=theme.SCRIPT.read_text(encoding="utf-8"),
         favicon_path=theme.ICON,
     )
+    print(f"The workbench is at {page.local_url} (Ctrl+C ends it).", file=sys.stderr, flush=True)
+    if share:
+        print(f"Anyone can reach it at {page.share_url}", file=sys.stderr, flush=True)
+    if block:
+        page.block_thread()
     return page

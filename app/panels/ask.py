@@ -52,6 +52,7 @@ class AskPanel:
 
     def __init__(self, limits: MediaLimits, samples: Path) -> None:
         self.limits = limits
+        self._samples = tempfile.TemporaryDirectory(prefix="workbench-")
         with gr.Column(elem_id="ask", elem_classes="card"):
             with gr.Row(elem_id="media-row"):
                 self.files = gr.File(
@@ -93,6 +94,10 @@ class AskPanel:
     @property
     def inputs(self) -> list[gr.components.Component]:
         return [self.files, self.question, self.warm_up, self.repeats, *self.frames, *self.sampling]
+
+    def _copy(self, path: Path) -> str:
+        """The sample under the temporary folder, since Gradio serves nothing from elsewhere; gone with the process."""
+        return str(shutil.copy(path, self._samples.name))
 
     def _draw_sampling(self) -> None:
         with gr.Accordion("Sampling", open=False, elem_id="sampling", elem_classes="inner"):
@@ -143,8 +148,9 @@ class AskPanel:
             gr.HTML("<h3>Examples</h3>" + _example_style(examples), elem_classes="group-title", min_width=0)
             for index, example in enumerate(examples):
                 button = gr.Button(example.question, size="sm", elem_id=f"example-{index}", elem_classes="example")
+                path = self._copy(example.path)
                 button.click(
-                    lambda example=example: ([str(_copy(example.path))], example.question),
+                    lambda path=path, question=example.question: ([path], question),
                     outputs=[self.files, self.question],
                     queue=False,
                     show_progress="hidden",
@@ -221,11 +227,6 @@ def _draw_number(control: Control) -> gr.components.Component:
     if control.high > 100_000:
         return gr.Number(minimum=control.low, maximum=control.high, step=control.step, precision=0, **common)
     return gr.Slider(control.low, control.high, step=control.step, **common)
-
-
-def _copy(path: Path) -> Path:
-    """The sample in a folder of its own under the temporary one: Gradio serves nothing from elsewhere."""
-    return Path(shutil.copy(path, tempfile.mkdtemp(prefix="workbench-")))
 
 
 def _example_style(examples: Sequence[Example]) -> str:
