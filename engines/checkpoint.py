@@ -71,9 +71,6 @@ def load_checkpoint(name: str = DEMO, device: str = "auto", dtype: str = "auto")
             output_loading_info=True,
             # Shard by shard straight to the GPU, so that the host needs no room for the whole model.
             device_map=None if chosen.type == "cpu" else {"": chosen},
-            # On a CPU the weights would stay mapped to their files, and a system that drops cached pages between
-            # two runs would make the second one time the disk.
-            disable_mmap=chosen.type == "cpu",
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"The checkpoint {name} could not be loaded: {_first_line(error)}") from error
