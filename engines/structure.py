@@ -53,7 +53,7 @@ class Structure:
         self.text_config = self.config.get_text_config()
         self.merge_size = int(self.visual.spatial_merge_size)
         self.mergers: list[nn.Module] = [self.visual.merger, *getattr(self.visual, "deepstack_merger_list", [])]
-        self.deepstack_layers = len(getattr(self.visual, "deepstack_merger_list", []))
+        self.deepstack_layers = len(self.mergers) - 1
         self.moe_layers = list(_find_moe_layers(self.language_model))
 
     @property
@@ -84,13 +84,12 @@ class Structure:
             for layer in self.moe_layers:
                 yield from _tensors(layer.block._modules["experts"])
             return
-        mergers = [self.visual.merger, *getattr(self.visual, "deepstack_merger_list", [])]
         if part == "projector":
-            for merger in mergers:
+            for merger in self.mergers:
                 yield from _tensors(merger)
             return
         if part == "vision":
-            inside = {id(tensor) for merger in mergers for tensor in _tensors(merger)}
+            inside = {id(tensor) for merger in self.mergers for tensor in _tensors(merger)}
             yield from (tensor for tensor in _tensors(self.visual) if id(tensor) not in inside)
             return
         inside = {id(tensor) for tensor in self.tensors("experts")}

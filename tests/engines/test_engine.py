@@ -127,6 +127,20 @@ def test_cancel_in_the_middle_of_a_forward_pass(
     assert not any(module._forward_pre_hooks for module in moe.checkpoint.model.modules())
 
 
+def test_the_same_request_again_decodes_its_media_once(
+    moe: Engine, media_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Finding out whether shapes are warm must not decode a clip twice in every run."""
+    import engines.engine as module
+
+    moe.answer(ask(media_files, "clip"), FULL)
+    calls: list[int] = []
+    original = module.load_all
+    monkeypatch.setattr(module, "load_all", lambda *args, **kwargs: (calls.append(1), original(*args, **kwargs))[1])
+    moe.answer(ask(media_files, "clip"), FULL)
+    assert len(calls) == 1
+
+
 def test_cancel_while_warming_up(moe: Engine, media_files: dict[str, Path]) -> None:
     cancel = threading.Event()
     moe._warm.clear()
