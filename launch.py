@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from engines.compare import Comparison
     from engines.engine import Engine
+    from engines.evaluation import Report
     from engines.results import Event, RunResult
 
 DESCRIPTION = """\
@@ -23,6 +24,7 @@ Full and compressed Qwen-VL-MoE, side by side.
   python launch.py                                  start the page with the bundled demo checkpoint
   python launch.py --model Qwen/Qwen3-VL-30B-A3B-Instruct --device cuda
   python launch.py run photo.jpg --question "What is this?" --compare --set pruning.keep_ratio=0.25
+  python launch.py eval --set pruning.keep_ratio=0.25                 accuracy on the labelled benchmark
   python launch.py check                            say what this device can do, and why not where it can't
 """
 
@@ -80,15 +82,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_model_options(run, default=argparse.SUPPRESS)
     run.add_argument("media", nargs="*", type=Path, metavar="MEDIA", help="image and video files; none is text only")
     run.add_argument("--question", "-q", required=True, help="what to ask")
-    run.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="GROUP.NAME=VALUE",
-        dest="assignments",
-        help="a compression setting, such as pruning.keep_ratio=0.5, pruning.method=random, experts.top_k=2, "
-        "precision.all=int8, precision.vision=bf16, modality.image=false, cache.encoder=true; may be repeated",
-    )
+    _add_settings(run)
     run.add_argument("--compare", action="store_true", help="run the full model too and compare")
     run.add_argument(
         "--repeats", type=int, default=1, metavar="N", help="with --compare: N pairs of runs; figures are medians"
@@ -104,6 +98,27 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--frames", type=int, metavar="N", help="sample N frames of a video instead")
     run.set_defaults(command=command_run)
 
+    evaluation = commands.add_parser(
+        "eval",
+        help="measure accuracy on the labelled benchmark",
+        description="Ask every question of a labelled set and print the accuracy by category, with 95 %% Wilson "
+        "intervals. The result goes to stdout, progress to stderr.",
+    )
+    _add_model_options(evaluation, default=argparse.SUPPRESS)
+    evaluation.add_argument(
+        "set",
+        nargs="?",
+        default="all",
+        metavar="SET",
+        help="all (1,500 questions, the default), stills (1,200) or clips (300)",
+    )
+    _add_settings(evaluation)
+    evaluation.add_argument(
+        "--every", type=int, default=1, metavar="N", help="ask every Nth question only, for a quick look"
+    )
+    evaluation.add_argument("--json", action="store_true", help="print scores and all answers as JSON")
+    evaluation.set_defaults(command=command_eval)
+
     check = commands.add_parser(
         "check",
         help="say what this device can do",
@@ -112,6 +127,18 @@ def build_parser() -> argparse.ArgumentParser:
     _add_model_options(check, default=argparse.SUPPRESS)
     check.set_defaults(command=command_check)
     return parser
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="GROUP.NAME=VALUE",
+        dest="assignments",
+        help="a compression setting, such as pruning.keep_ratio=0.5, pruning.method=random, experts.top_k=2, "
+        "precision.all=int8, precision.vision=bf16, modality.image=false, cache.encoder=true; may be repeated",
+    )
 
 
 def _add_model_options(parser: argparse.ArgumentParser, default: Any) -> None:
@@ -301,6 +328,72 @@ _SHOWN: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("weights", "weights", _mebibytes),
     ("KV cache", "kv_cache", _mebibytes),
 )
+
+
+# ---- accuracy on the labelled benchmark ----
+
+
+def command_eval(options: argparse.Namespace) -> None:
+    import itertools
+    import tempfile
+    import time
+
+    from tqdm import tqdm
+
+    from engines import evaluation
+    from engines.config import CompressionConfig
+    from engines.demo import benchmark
+
+    if options.set not in benchmark.SETS:
+        raise UsageError(f"There is no set {options.set}; choose one of {', '.join(benchmark.SETS)}.")
+    if options.every < 1:
+        raise UsageError(f"--every is {options.every}; it must be at least 1.")
+    config = CompressionConfig.full().with_settings(options.assignments)
+    engine = _load(options)
+    engine.check(config)
+    began_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="workbench-eval-") as folder:
+        items = itertools.islice(benchmark.items(options.set, Path(folder)), 0, None, options.every)
+        total = -(-benchmark.size(options.set) // options.every)
+        bar = tqdm(evaluation.evaluate(engine, items, config), total=total, unit="question", file=sys.stderr)
+        judged, right = [], 0
+        for one in bar:
+            judged.append(one)
+            right += one.right
+            bar.set_postfix_str(f"{right / len(judged):.1%} right", refresh=False)
+    report = evaluation.report(judged)
+    if not options.json:
+        print(_describe_report(report))
+        return
+    offered = engine.capabilities()
+    answers = [
+        {**one.item.groups, "question": one.item.question, "expected": one.item.answer, "answer": one.answer,
+         "right": one.right}
+        for one in judged
+    ]  # fmt: skip
+    about = {
+        "set": options.set,
+        "every": options.every,
+        "model": offered.model,
+        "digest": offered.digest,
+        "device": offered.device,
+        "config": config.to_dict(),
+        "seconds": time.monotonic() - began_s,
+    }
+    _print({**about, **report.to_dict(), "answers": answers})
+
+
+def _describe_report(report: Report) -> str:
+    lines = [f"{'':16}{'questions':>10}{'right':>8}{'accuracy':>10}   95 % interval"]
+    for kind, scores in [*report.groups.items(), ("", {"all": report.overall})]:
+        lines.append(kind)
+        for name, score in scores.items():
+            if score.accuracy is not None and score.low is not None and score.high is not None:
+                interval = f"{score.low:.1%} to {score.high:.1%}"
+                lines.append(f"  {name:14}{score.asked:>10}{score.right:>8}{score.accuracy:>10.1%}   {interval}")
+    if report.keep_ratio is not None and report.keep_ratio < 1:
+        lines.append(f"Visual tokens kept: {report.keep_ratio:.1%}.")
+    return "\n".join(lines)
 
 
 # ---- what this device can do ----

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 
+from engines.answers import matches
 from engines.compare import SIDES, Comparison, Side
 from engines.config import CompressionConfig
 from engines.results import PruneReport, RunRequest, RunResult
@@ -47,6 +50,15 @@ class Picture:
     height: int
 
 
+@dataclass(frozen=True)
+class Example:
+    """A file with a question about it, and the right answer where there is one."""
+
+    path: Path
+    question: str
+    answer: str | None
+
+
 @dataclass
 class Session:
     """The page's state, kept by Gradio for each visitor. Plain data: Gradio copies the initial one."""
@@ -67,12 +79,17 @@ class Session:
 
     page_px: int = 1440
     """Width of the visitor's window when the page was opened."""
+    example: Example | None = None
+    """The last one taken; it may have been changed in the fields since."""
+    right_answer: str | None = None
+    """To what was asked in the run that the page shows; None when nobody knows it."""
 
-    def begin(self, ticket: int, repeats: int = 1) -> None:
+    def begin(self, ticket: int, repeats: int = 1, right_answer: str | None = None) -> None:
         """Forget the last run and wait for the engine."""
         self.repeat, self.repeats = 0, repeats
         self.sides = {side: SideView(Phase.QUEUED) for side in SIDES}
         self.comparison, self.error, self.ticket = None, "", ticket
+        self.right_answer = right_answer
         self.stopping = self.stopped = False
         self.pictures = {}
 
@@ -92,13 +109,39 @@ class Session:
             if view.phase in ACTIVE:
                 view.phase = Phase.NOT_RUN if view.phase == Phase.QUEUED else Phase.STOPPED
 
+    def example_in(self, files: Sequence[Path | str]) -> Example | None:
+        """The example that was taken, if these files are its file and nothing else."""
+        example = self.example
+        return example if example is not None and [Path(file) for file in files] == [example.path] else None
+
+    def answer_to(self, request: RunRequest) -> str | None:
+        """The right answer, if the example is asked as it was taken: of any other question nobody knows it."""
+        example = self.example_in(request.media)
+        return example.answer if example is not None and example.question == request.question else None
+
     @property
     def active(self) -> bool:
         return self.repeat > 0 or any(view.phase in ACTIVE for view in self.sides.values())
 
     @property
+    def ended(self) -> bool:
+        """Not the same as inactive: between two pairs of runs no side is active either."""
+        return self.comparison is not None or self.stopped or bool(self.error)
+
+    @property
     def results(self) -> dict[Side, RunResult]:
         return {side: view.result for side, view in self.sides.items() if view.result is not None}
+
+    @property
+    def right(self) -> dict[Side, bool]:
+        """Whether each whole answer is right. Empty until the run has ended, so that nothing is given away."""
+        if self.right_answer is None or not self.ended:
+            return {}
+        return {
+            side: matches(view.result.answer, self.right_answer)
+            for side, view in self.sides.items()
+            if view.phase == Phase.DONE and view.result is not None
+        }
 
     @property
     def report(self) -> PruneReport | None:

@@ -59,10 +59,11 @@ class Workbench:
         self.session = gr.State(Session(), time_to_live=3600)
         self.ticket = gr.State(0)
         self.page_px = gr.Number(visible=False)
-        draw_header(self.engine.capabilities())
+        capabilities = self.engine.capabilities()
+        draw_header(capabilities)
         with gr.Column(elem_id="layout"):
-            self.ask = AskPanel(self.limits, SAMPLES)
-            self.settings = SettingsPanel(self.engine.capabilities())
+            self.ask = AskPanel(self.limits, SAMPLES, capabilities.is_demo, self.session)
+            self.settings = SettingsPanel(capabilities)
             with gr.Column(elem_id="results"):
                 with gr.Column(elem_classes="card", elem_id="answers-card"):
                     # Gradio writes the position in the queue here.
@@ -131,7 +132,7 @@ class Workbench:
             session.begin(0)
             session.fail(str(error))
             return self._state(session)
-        session.begin(ticket.number, ticket.repeats)
+        session.begin(ticket.number, ticket.repeats, session.answer_to(asked_for))
         return {self.ticket: ticket.number, **self._state(session)}
 
     def _request(self, files: list[str] | None, question: str, warm_up: bool, *values: Any) -> RunRequest:

@@ -75,6 +75,19 @@ def test_a_run_without_json_is_for_people() -> None:
     assert "ratio" in done.stdout
 
 
+def test_eval_prints_accuracy_by_category_with_intervals() -> None:
+    done = launch("eval", "clips", "--every", 50, "--json", "--set", "pruning.keep_ratio=0.5")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["set"] == "clips"
+    assert found["overall"]["asked"] == len(found["answers"]) == 6
+    assert found["overall"]["low"] <= found["overall"]["accuracy"] <= found["overall"]["high"]
+    assert sum(score["asked"] for score in found["category"].values()) == 6
+    assert found["achieved_keep_ratio"] == pytest.approx(0.5, abs=0.03)
+    assert found["config"]["pruning"]["keep_ratio"] == 0.5
+    assert "6/6" in done.stderr
+
+
 def test_help_teaches() -> None:
     done = launch("--help")
     assert done.returncode == 0
@@ -88,6 +101,7 @@ def test_help_teaches() -> None:
         "--max-upload-mb",
         "--no-open",
         "run",
+        "eval",
         "check",
     ):
         assert word in done.stdout
@@ -120,6 +134,9 @@ def test_check_says_what_works_and_why_not() -> None:
         (["run", "-q", "x", "--max-new-tokens", "0"], 2, "at least 1"),
         (["run", "-q", "x", "--fps", "2", "--frames", "4"], 2, "exclude each other"),
         (["run", "-q", "x", "--repeats", "3"], 2, "--repeats needs --compare"),
+        (["eval", "everything"], 2, "choose one of all, stills, clips"),
+        (["eval", "--every", "0"], 2, "--every is 0"),
+        (["eval", "--set", "pruning.keep_ratio=0"], 2, "above 0"),
         (["run", "-q", ""], 1, "The question is empty"),
         (["run", "/no/such/photo.jpg", "-q", "x"], 1, "photo.jpg"),
         (["run", str(ROOT / "pyproject.toml"), "-q", "x"], 1, "pyproject.toml"),

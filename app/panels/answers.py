@@ -58,7 +58,14 @@ def verdict_html(session: Session) -> str:
         kind = "idle"
         text = "Add an image or a video, ask a question and press Run. Or start from an example."
     role = "alert" if kind == "wrong" else "status"
-    return f'<p class="verdict {kind}" role="{role}" id="verdict">{text}{legend}</p>'
+    return f'<p class="verdict {kind}" role="{role}" id="verdict">{text}{legend}</p>{_right_answer(session)}'
+
+
+def _right_answer(session: Session) -> str:
+    if session.right_answer is None or not session.right:
+        return ""
+    answer = f"Right answer: <b>{escape(session.right_answer)}</b>"
+    return f'<p class="right-answer" role="status" id="right-answer">{answer}</p>'
 
 
 def _difference(session: Session) -> tuple[str, str, str]:
@@ -75,13 +82,22 @@ def _difference(session: Session) -> tuple[str, str, str]:
 
 def _card(side: Side, session: Session, marked: tuple[Segment, ...] | None, controls: tuple[Control, ...]) -> str:
     view = session.sides[side]
-    chip = f'<span class="chip phase-{view.phase.value.replace(" ", "-")}">{CHIPS[view.phase]}</span>'
+    right = session.right.get(side)
     return (
         f'<article class="answer {side}" id="answer-{side}" data-phase="{view.phase.value}">'
-        f"<header><h2>{TITLES[side]}</h2>{chip}</header>"
+        f"<header><h2>{TITLES[side]}</h2>{_phase(view) if right is None else _mark(right)}</header>"
         f'<div class="text" tabindex="0">{_text(side, view, marked)}</div>'
         f"<footer>{_footer(side, view, controls)}</footer></article>"
     )
+
+
+def _phase(view: SideView) -> str:
+    return f'<span class="chip phase-{view.phase.value.replace(" ", "-")}">{CHIPS[view.phase]}</span>'
+
+
+def _mark(right: bool) -> str:
+    kind, icon, word = ("right", "✓", "Right") if right else ("wrong", "×", "Wrong")
+    return f'<span class="chip {kind}"><span aria-hidden="true">{icon}</span> {word}</span>'
 
 
 def _text(side: Side, view: SideView, marked: tuple[Segment, ...] | None) -> str:

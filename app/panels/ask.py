@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
-import shutil
-import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
 from app.controls import Control, described
+from app.panels.examples import ExamplesPanel
 from app.pictures import THUMBNAIL_PX, picture_of
+from app.session import Session
 from app.words import escape, plural, seconds
 from engines.config import SamplingConfig
 from engines.media import SUFFIXES, FrameSampling, Media, MediaError, MediaLimits, load_media
@@ -26,33 +24,14 @@ STRIP_FRAMES = 4
 MOST_REPEATS = 11
 BY_RATE, BY_COUNT = "frames per second", "number of frames"
 NO_MEDIA = '<p class="empty">Nothing added yet. You can also ask without an image or video.</p>'
-
-
-@dataclass(frozen=True)
-class Example:
-    """A sample file with a question that its scene answers."""
-
-    path: Path
-    question: str
-
-
-def read_examples(folder: Path) -> list[Example]:
-    """The samples listed in samples.json; none when the list is not there."""
-    index = folder / "samples.json"
-    if not index.is_file():
-        return []
-    entries = json.loads(index.read_text(encoding="utf-8"))
-    return [
-        Example(folder / entry["file"], entry["question"]) for entry in entries if (folder / entry["file"]).is_file()
-    ]
+UNKNOWN = '<p class="hint">A photograph: the demo model knows only drawn scenes, so its answer is a guess.</p>'
 
 
 class AskPanel:
     """Holds what is asked (`inputs`, in a fixed order) and the buttons `run`, `stop` and `leave`."""
 
-    def __init__(self, limits: MediaLimits, samples: Path) -> None:
+    def __init__(self, limits: MediaLimits, samples: Path, is_demo: bool, session: gr.State) -> None:
         self.limits = limits
-        self._samples = tempfile.TemporaryDirectory(prefix="workbench-")
         with gr.Column(elem_id="ask", elem_classes="card"):
             with gr.Row(elem_id="media-row"):
                 self.files = gr.File(
@@ -80,11 +59,11 @@ class AskPanel:
                 self.run = gr.Button("Run", variant="primary", elem_id="run", scale=1, min_width=90)
                 self.stop = gr.Button("Stop", elem_id="stop", interactive=False, scale=1, min_width=90)
                 self.leave = gr.Button("Leave queue", elem_id="leave", visible=False, scale=1, min_width=90)
-            self._draw_examples(read_examples(samples))
+            self.examples = ExamplesPanel(samples, is_demo, session, self.files, self.question)
             self._draw_sampling()
         self.files.change(
             self.show_preview,
-            inputs=[self.files, *self.frames],
+            inputs=[session, self.files, *self.frames],
             outputs=self.preview,
             concurrency_limit=2,
             show_progress="minimal",
@@ -94,10 +73,6 @@ class AskPanel:
     @property
     def inputs(self) -> list[gr.components.Component]:
         return [self.files, self.question, self.warm_up, self.repeats, *self.frames, *self.sampling]
-
-    def _copy(self, path: Path) -> str:
-        """The sample under the temporary folder, since Gradio serves nothing from elsewhere; gone with the process."""
-        return str(shutil.copy(path, self._samples.name))
 
     def _draw_sampling(self) -> None:
         with gr.Accordion("Sampling", open=False, elem_id="sampling", elem_classes="inner"):
@@ -141,23 +116,7 @@ class AskPanel:
                 elem_id="repeats",
             )
 
-    def _draw_examples(self, examples: Sequence[Example]) -> None:
-        if not examples:
-            return
-        with gr.Row(elem_id="examples"):
-            gr.HTML("<h3>Examples</h3>" + _example_style(examples), elem_classes="group-title", min_width=0)
-            for index, example in enumerate(examples):
-                button = gr.Button(example.question, size="sm", elem_id=f"example-{index}", elem_classes="example")
-                path = self._copy(example.path)
-                button.click(
-                    lambda path=path, question=example.question: ([path], question),
-                    outputs=[self.files, self.question],
-                    queue=False,
-                    show_progress="hidden",
-                    api_visibility="private",
-                )
-
-    def show_preview(self, files: Sequence[str] | None, *frames: Any) -> str:
+    def show_preview(self, session: Session, files: Sequence[str] | None, *frames: Any) -> str:
         """What was decoded from each file, or the sentence that says why it can't be used."""
         if not files:
             return NO_MEDIA
@@ -165,7 +124,10 @@ class AskPanel:
             sampling = frame_sampling(*frames)
         except ValueError as error:
             return f'<p class="wrong">{escape(str(error))}</p>'
-        return '<div class="strip">' + "".join(self._tile(Path(file), sampling) for file in files) + "</div>"
+        tiles = "".join(self._tile(Path(file), sampling) for file in files)
+        example = session.example_in(files)
+        hint = UNKNOWN if example is not None and example.answer is None else ""
+        return f'<div class="strip">{tiles}</div>{hint}'
 
     def _tile(self, path: Path, sampling: FrameSampling) -> str:
         try:
@@ -227,16 +189,3 @@ def _draw_number(control: Control) -> gr.components.Component:
     if control.high > 100_000:
         return gr.Number(minimum=control.low, maximum=control.high, step=control.step, precision=0, **common)
     return gr.Slider(control.low, control.high, step=control.step, **common)
-
-
-def _example_style(examples: Sequence[Example]) -> str:
-    """A thumbnail for each example's button, as its background: no file is served for it."""
-    rules = []
-    for index, example in enumerate(examples):
-        try:
-            media = load_media(example.path, sampling=FrameSampling(fps=None, num_frames=1))
-        except MediaError as error:
-            log.warning("Sample left without a picture: %s", error)
-            continue
-        rules.append(f'#example-{index}::before{{background-image:url("{picture_of(media.frames[0], 96).url}")}}')
-    return f"<style>{''.join(rules)}</style>"

@@ -27,8 +27,9 @@ def header_html(capabilities: Capabilities) -> str:
         f"<small>{kind} · {escape(capabilities.device)}</small></span></div>"
     )
     note = (
-        '<p class="demo-note">This is a small demo model: it knows only generated scenes of coloured shapes. To load'
-        " a real one: <code>python launch.py --model &lt;folder or hub id&gt;</code></p>"
+        '<p class="demo-note">This is a small demo model: it knows only generated scenes of coloured shapes, like'
+        " those among the examples."
+        " To load a real one: <code>python launch.py --model &lt;folder or hub id&gt;</code></p>"
         if capabilities.is_demo
         else ""
     )

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from transformers import Qwen3VLMoeForConditionalGeneration, Qwen3VLProcessor
 
+from engines.demo.labels import KINDS
 from engines.demo.questions import Question
-from engines.demo.scenes import FRAME_STEP_S, Scene
+from engines.demo.scenes import Scene
 
 NO_LABEL = -100
 
@@ -27,8 +28,8 @@ class Batch:
     included targets: int64 (B, L), the token that each place should predict, NO_LABEL where nothing is asked
     question: int64 (B, L), the running number of the question a target belongs to, -1 elsewhere
     questions: the questions by that number
-    quadrants: per kind ("colour", "shape", "character") int64 (V, 4), labels of the patches under a visual
-    token
+    quadrants: per kind of engines.demo.labels.KINDS int64 (V, 4), labels of the patches under a visual token
+    places: float (V, 2), how far down and how far right in its picture a visual token lies, 0-1
     """
 
     inputs: dict[str, torch.Tensor]
@@ -36,6 +37,7 @@ class Batch:
     question: torch.Tensor
     questions: list[Question]
     quadrants: dict[str, torch.Tensor]
+    places: torch.Tensor
 
 
 def media_message(scene: Scene, text: str) -> list[dict]:
@@ -50,7 +52,7 @@ def encode_prompt(processor: Qwen3VLProcessor, scene: Scene, text: str) -> dict[
     if not scene.is_clip:
         return dict(processor(text=[prompt], images=[scene.image], return_tensors="pt"))
     times = {
-        "fps": 1 / FRAME_STEP_S,
+        "fps": 1 / scene.step_s,
         "total_num_frames": len(scene.frames),
         "frames_indices": list(range(len(scene.frames))),
     }
@@ -69,12 +71,21 @@ def quadrant_labels(scene: Scene, merge: int, temporal: int) -> dict[str, np.nda
     its first.
     """
     arranged = {}
-    for kind in ("colour", "shape", "character"):
-        grid = getattr(scene.labels, kind)[::temporal]
+    for kind in KINDS:
+        grid = scene.labels[kind][::temporal]
         frames, rows, columns = grid.shape
         blocks = grid.reshape(frames, rows // merge, merge, columns // merge, merge)
         arranged[kind] = blocks.transpose(0, 1, 3, 2, 4).reshape(-1, merge * merge)
     return arranged
+
+
+def token_places(scene: Scene, token_px: int, temporal: int) -> np.ndarray:
+    """Centre of every visual token as a share of height and width, float32 (tokens, 2)."""
+    height, width = scene.image.shape[:2]
+    down = (np.arange(height // token_px) + 0.5) * token_px / height
+    right = (np.arange(width // token_px) + 0.5) * token_px / width
+    one = np.stack(np.meshgrid(down, right, indexing="ij"), axis=-1).reshape(-1, 2)
+    return np.tile(one, (-(-len(scene.frames) // temporal), 1)).astype(np.float32)
 
 
 class Packer:
@@ -159,14 +170,10 @@ class Packer:
                 at = end
         same = segment[:, :, None] == segment[:, None, :]
         mask = (same | (segment[:, None, :] == 0)).tril()
-        labels = [
-            quadrant_labels(
-                s,
-                self.processor.image_processor.merge_size,
-                self.processor.image_processor.temporal_patch_size,
-            )
-            for s in scenes
-        ]
+        sizes = self.processor.image_processor
+        merge, temporal = sizes.merge_size, sizes.temporal_patch_size
+        labels = [quadrant_labels(scene, merge, temporal) for scene in scenes]
         quadrants = {k: torch.from_numpy(np.concatenate([part[k] for part in labels])) for k in labels[0]}
+        places = np.concatenate([token_places(scene, sizes.patch_size * merge, temporal) for scene in scenes])
         inputs = {"input_ids": ids, "position_ids": positions, "attention_mask": mask[:, None], **media}
-        return Batch(inputs, targets, number, flat, quadrants)
+        return Batch(inputs, targets, number, flat, quadrants, torch.from_numpy(places))

@@ -23,9 +23,9 @@ from transformers import (
     Qwen3VLVideoProcessor,
 )
 
+from engines.demo.labels import MERGE, PATCH_PX, TEMPORAL
 from engines.demo.tokenizer import CHAT_TEMPLATE, build_tokenizer
 
-PATCH_PX, MERGE, TEMPORAL = 16, 2, 2
 IMAGE_PIXELS = {
     "shortest_edge": 128 * 128,
     "longest_edge": 640 * 640,

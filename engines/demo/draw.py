@@ -5,9 +5,12 @@ arguments.
 from __future__ import annotations
 
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
+
+_ASSETS = Path(__file__).resolve().parents[2] / "assets"
 
 # Saturated colours on washed-out backgrounds: a colour name is then never a matter of taste.
 COLOURS: dict[str, tuple[int, int, int]] = {
@@ -23,9 +26,24 @@ COLOURS: dict[str, tuple[int, int, int]] = {
 COLOUR_JITTER = 14  # largest change of a channel; small enough that the nearest palette entry stays the named one
 SHAPES = ("circle", "square", "triangle", "diamond", "star", "cross", "heart", "arrow")
 SIZES_PX = {"small": 20, "medium": 32, "large": 48}
-BACKGROUNDS = ("plain", "gradient", "noise", "texture")
+# In assets/backgrounds. The order is part of every scene, so append and never reorder.
+PHOTOGRAPHS = (
+    "brick.jpg",
+    "chelsea.jpg",
+    "coffee.jpg",
+    "grass.jpg",
+    "gravel.jpg",
+    "hubble_deep_field.jpg",
+    "rocket.jpg",
+)
+BACKGROUNDS = ("plain", "gradient", "noise", "texture", "photo")
 # Without I, O, Q, 0 and 1, which cannot be told from their twins at these sizes.
 SIGN_CHARACTERS = "ABCDEFGHJKLMNPRSTUVWXYZ23456789"
+SIGN_LENGTH = 4  # longest sign
+CHART_VALUES = tuple(range(1, 7))
+
+# Aileron is the face that Pillow carries inside; the others are in assets/fonts, with their licences.
+FACES = ("Aileron", "DejaVuSerif", "DejaVuSansMono-Bold")
 
 _SUPERSAMPLE = 4
 
@@ -101,22 +119,46 @@ def background(rng: np.random.Generator, kind: str, height: int, width: int) -> 
         if rng.random() < 0.5:
             wave = wave * np.sin((np.cos(angle) * y - np.sin(angle) * x) * 2 * np.pi / period)
         ground += (wave * rng.uniform(6, 16))[..., None]
+    elif kind == "photo":
+        # Faded to a tint, like the other backgrounds, so that only things are colourful.
+        crop = _photograph(rng, height, width)
+        grey = crop.mean(axis=2, keepdims=True)
+        ground += (0.25 * crop + 0.75 * grey - grey.mean()) * rng.uniform(0.25, 0.5)
     elif kind != "plain":
         raise ValueError(f"unknown background {kind!r}; one of {BACKGROUNDS}")
     return np.clip(ground, 0, 255)
 
 
+@lru_cache(maxsize=1)
+def _photographs() -> tuple[np.ndarray, ...]:
+    return tuple(np.asarray(Image.open(_ASSETS / "backgrounds" / name).convert("RGB")) for name in PHOTOGRAPHS)
+
+
+def _photograph(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
+    """A random crop of a bundled photograph, float32 (height, width, 3), scaled up where it is too small."""
+    whole = _photographs()[int(rng.integers(len(_photographs())))]
+    rows, columns = whole.shape[:2]
+    scale = min(rows / height, columns / width) * rng.uniform(0.5, 1.0)
+    crop_rows, crop_columns = max(1, int(height * scale)), max(1, int(width * scale))
+    top = int(rng.integers(rows - crop_rows + 1))
+    left = int(rng.integers(columns - crop_columns + 1))
+    crop = Image.fromarray(whole[top : top + crop_rows, left : left + crop_columns])
+    return np.asarray(crop.resize((width, height), Image.Resampling.BILINEAR), np.float32)
+
+
 @lru_cache(maxsize=256)
-def _font(height_px: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    return ImageFont.load_default(height_px)  # Aileron, which Pillow carries inside
+def _font(face: str, height_px: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    if face == "Aileron":
+        return ImageFont.load_default(height_px)
+    return ImageFont.truetype(_ASSETS / "fonts" / f"{face}.ttf", height_px)
 
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 
 
-def sign_plate(text: str, height_px: int, dark: bool, bold: bool) -> tuple[np.ndarray, list[Box]]:
+def sign_plate(text: str, face: str, height_px: int, dark: bool, bold: bool) -> tuple[np.ndarray, list[Box]]:
     """A sign: uint8 (h, w, 3), and the box of every character within it. `height_px` is the font size."""
-    font, gap, margin = _font(height_px), max(1, height_px // 10), max(3, height_px // 5)
+    font, gap, margin = _font(face, height_px), max(1, height_px // 10), max(3, height_px // 5)
     stroke = 1 if bold else 0
     boxes: list[Box] = []
     left = margin
@@ -133,6 +175,30 @@ def sign_plate(text: str, height_px: int, dark: bool, bold: bool) -> tuple[np.nd
         x0 = font.getbbox(character, stroke_width=stroke)[0]
         pen.text((box[0] - x0, margin - top_of_text), character, fill=ink, font=font, stroke_width=stroke)
     pen.rectangle((0, 0, plate.width - 1, plate.height - 1), outline=ink)
+    return np.asarray(plate), boxes
+
+
+def chart_plate(
+    values: tuple[int, ...], colours: list[tuple[int, int, int]], unit_px: int, dark: bool
+) -> tuple[np.ndarray, list[Box]]:
+    """A bar chart with a line at every whole value: uint8 (h, w, 3), and the box of every bar within it."""
+    width, gap, margin = round(1.6 * unit_px), max(3, unit_px // 2), max(4, unit_px // 2)
+    full = CHART_VALUES[-1] * unit_px
+    paper, ink, line = (
+        ((28, 28, 28), (235, 235, 235), (78, 78, 78)) if dark else ((248, 248, 248), (24, 24, 24), (205, 205, 205))
+    )
+    plate = Image.new("RGB", (2 * margin + len(values) * (width + gap) + gap, full + 2 * margin), paper)
+    pen = ImageDraw.Draw(plate)
+    base = margin + full
+    for value in CHART_VALUES:
+        pen.line((margin, base - value * unit_px, plate.width - margin, base - value * unit_px), fill=line)
+    boxes = []
+    for number, (value, colour) in enumerate(zip(values, colours, strict=True)):
+        left = margin + gap + number * (width + gap)
+        boxes.append((left, base - value * unit_px, left + width, base))
+        pen.rectangle((left, base - value * unit_px, left + width - 1, base - 1), fill=colour)
+    pen.line((margin, margin // 2, margin, base), fill=ink)
+    pen.line((margin, base, plate.width - margin, base), fill=ink)
     return np.asarray(plate), boxes
 
 

@@ -1,11 +1,11 @@
 """The losses of the demo's training beside the plain one on answer tokens, and the heads they need.
 
-Answers alone teach the vision tower very slowly. Two auxiliary losses tell it what lies under each visual
-token:
-- quadrants: a linear head names colour, shape and character under each of the token's four patches;
+Answers alone teach the vision tower very slowly. Auxiliary losses tell it what lies under each visual token:
+- quadrants: a linear head names colour, shape, character and so on under each of the token's four patches;
 - words: the token should point in embedding space towards the words for what it shows ("red" in all its
-spellings),
-  so that a question's word can find the visual token it is about.
+  spellings), so that a question's word can find the visual token it is about;
+- places: a linear head reads off where in its picture the token lies. Without it the tower forgets its own
+  position embedding, and the language model can name things but not say where they are.
 The heads are thrown away after training.
 """
 
@@ -17,11 +17,13 @@ from torch import nn
 from transformers import Qwen2Tokenizer
 from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import load_balancing_loss_func
 
-from engines.demo import draw
+from engines.demo.labels import KINDS
 from engines.demo.words import LANGUAGES
 
 NOTHING_WEIGHT = 0.15  # most tokens show background; without this they would drown the rest
 _COSINE_SCALE = 12.0
+# What is hard to see weighs more.
+_KIND_WEIGHTS = {"shape": 2.0, "character": 3.0}
 
 
 class VisualHeads(nn.Module):
@@ -29,25 +31,27 @@ class VisualHeads(nn.Module):
 
     def __init__(self, width: int, tokenizer: Qwen2Tokenizer, quadrants: int = 4):
         super().__init__()
-        self.names = {
-            "colour": tuple(draw.COLOURS),
-            "shape": draw.SHAPES,
-            "character": tuple(draw.SIGN_CHARACTERS),
-        }
+        self.names = KINDS
         self.quadrants = quadrants
         self.linear = nn.ModuleDict(
             {kind: nn.Linear(width, quadrants * (1 + len(names))) for kind, names in self.names.items()}
         )
+        self.place = nn.Linear(width, 2)
         self.nothing = nn.ParameterDict({kind: nn.Parameter(torch.randn(width)) for kind in ("colour", "shape")})
         self.spellings = {kind: _spellings(self.names[kind], tokenizer) for kind in self.nothing}
 
     def quadrant_loss(self, tokens: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Mean cross entropy over kinds; labels int64 (V, quadrants) per kind, 0 = nothing."""
+        """Weighted mean cross entropy over kinds; labels int64 (V, quadrants) per kind, 0 = nothing."""
         losses = []
         for kind, head in self.linear.items():
             logits = head(tokens).view(-1, 1 + len(self.names[kind]))
-            losses.append(F.cross_entropy(logits, labels[kind].reshape(-1), self._weights(kind, tokens)))
-        return torch.stack(losses).mean()
+            loss = F.cross_entropy(logits, labels[kind].reshape(-1), self._weights(kind, tokens))
+            losses.append(_KIND_WEIGHTS.get(kind, 1.0) * loss)
+        return torch.stack(losses).sum() / sum(_KIND_WEIGHTS.get(kind, 1.0) for kind in self.names)
+
+    def place_loss(self, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Squared error of down and right, in units of a third of a side; places float (V, 2), 0-1."""
+        return 9 * F.mse_loss(self.place(tokens), places)
 
     @torch.no_grad()
     def share_seen(self, tokens: torch.Tensor, labels: dict[str, torch.Tensor]) -> dict[str, float]:

@@ -18,14 +18,17 @@ _STEP_RMS = 0.2
 
 
 def orthogonalise(matrices: torch.Tensor, iterations: int = 5) -> torch.Tensor:
-    """Nearest (semi-)orthogonal matrices of a stack (..., rows, columns), approximately."""
+    """Nearest (semi-)orthogonal matrices of a stack (..., rows, columns), approximately.
+
+    Computed in bfloat16, as its authors do: the iteration corrects its own rounding, and takes half the time.
+    """
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
-    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    x = (x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)).bfloat16()
     for _ in range(iterations):
         gram = x @ x.mT
         x = _A * x + (_B * gram + _C * gram @ gram) @ x
-    return x.mT if tall else x
+    return (x.mT if tall else x).to(matrices.dtype)
 
 
 class Muon(torch.optim.Optimizer):

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from engines.demo import draw
-from engines.demo.scenes import Scene, Thing, scene_rng
-from engines.demo.words import CHINESE, ENGLISH, Language
+from engines.demo.layout import Thing
+from engines.demo.scenes import Scene, scene_rng
+from engines.demo.words import CHINESE, ENGLISH, Language, article
 
-CHINESE_SHARE = 0.15
+CHINESE_SHARE = 0.25
 
 # Centres nearer than this share of a side to a border between two thirds are not asked about: both names
 # would do.
@@ -34,24 +35,39 @@ class Question:
 
 @dataclass(frozen=True)
 class Fact:
-    """A question before it is put in words. Fills and answer use English keys; lists of (colour, shape) for
-    things.
+    """A question before it is put in words. Fills and answer use English keys; (colour, shape) stands for a thing.
+
+    An answer is a key, a list of things, or what a description must say.
     """
 
     category: str
-    answer: str | tuple[tuple[str, str], ...]
-    what: tuple[str | None, str | None] = (None, None)
-    other: tuple[str | None, str | None] = (None, None)
+    answer: str | tuple[Name, ...] | Description
+    what: Name = (None, None)
+    other: Name = (None, None)
     colour: str | None = None
+    event: str | None = None
 
 
-def _handles(things: tuple[Thing, ...], thing: Thing) -> list[tuple[str | None, str | None]]:
+Name = tuple[str | None, str | None]
+
+
+@dataclass(frozen=True)
+class Description:
+    """The facts of a one-sentence description, each of which must be right."""
+
+    things: int
+    leftmost: Name
+    sign: str | None
+    bars: int | None
+
+
+def _handles(things: tuple[Thing, ...], thing: Thing) -> list[Name]:
     """The (colour, shape) names that fit this thing alone."""
-    names = [(thing.colour, thing.shape), (thing.colour, None), (None, thing.shape)]
+    names: list[Name] = [(thing.colour, thing.shape), (thing.colour, None), (None, thing.shape)]
     return [n for n in names if sum(_fits(n, t) for t in things) == 1]
 
 
-def _fits(name: tuple[str | None, str | None], thing: Thing) -> bool:
+def _fits(name: Name, thing: Thing) -> bool:
     return name[0] in (None, thing.colour) and name[1] in (None, thing.shape)
 
 
@@ -72,11 +88,18 @@ def _shapes(scene: Scene, rng: np.random.Generator) -> list[Fact]:
     ]
 
 
+def _changes(scene: Scene) -> bool:
+    """Things come or go, so that how many there are depends on when one looks."""
+    return any(thing.event for thing in scene.things)
+
+
 def _counts(scene: Scene, rng: np.random.Generator) -> list[Fact]:
-    return [Fact("count", str(len(scene.things)))]
+    return [] if _changes(scene) else [Fact("count", str(len(scene.things)))]
 
 
 def _colour_counts(scene: Scene, rng: np.random.Generator) -> list[Fact]:
+    if _changes(scene):
+        return []
     present = sorted({t.colour for t in scene.things})
     absent = [c for c in draw.COLOURS if c not in present]
     asked = [str(rng.choice(present))] if present else []
@@ -168,10 +191,55 @@ def _motions(scene: Scene, rng: np.random.Generator) -> list[Fact]:
     return facts
 
 
+def _charts(scene: Scene, rng: np.random.Generator) -> list[Fact]:
+    if scene.chart is None:
+        return []
+    return [Fact("chart", str(v), colour=c) for c, v in zip(scene.chart.colours, scene.chart.values, strict=True)]
+
+
+def _descriptions(scene: Scene, rng: np.random.Generator) -> list[Fact]:
+    if scene.is_clip or not scene.things:
+        return []
+    first = scene.things[0]
+    said = Description(
+        len(scene.things),
+        (first.colour, first.shape),
+        scene.sign.text if scene.sign else None,
+        len(scene.chart.values) if scene.chart else None,
+    )
+    return [Fact("describe", said)]
+
+
+def _whens(scene: Scene, rng: np.random.Generator) -> list[Fact]:
+    facts = []
+    for thing in scene.things:
+        handles = _handles(scene.things, thing)
+        if thing.event and handles:
+            second = str(round(thing.event.frame * scene.step_s))
+            handle = handles[int(rng.integers(len(handles)))]
+            facts.append(Fact("when", second, handle, event=thing.event.name))
+    return facts
+
+
+def _orders(scene: Scene, rng: np.random.Generator) -> list[Fact]:
+    facts = []
+    for index, thing in enumerate(scene.things):
+        for other in scene.things[index + 1 :]:
+            one, two = (thing.colour, thing.shape), (other.colour, other.shape)
+            if not thing.event or not other.event or thing.event.name != other.event.name or one == two:
+                continue
+            first = one if thing.event.frame < other.event.frame else two
+            if rng.random() < 0.5:
+                one, two = two, one
+            facts.append(Fact("order", (first,), one, two, event=thing.event.name))
+    return facts
+
+
 # A new category: a function here and its phrasings in words.py.
 _ASKERS: dict[str, Callable[[Scene, np.random.Generator], list[Fact]]] = {
     "list": _lists,
     "reading": _readings,
+    "chart": _charts,
     "count": _counts,
     "colour": _colours,
     "shape": _shapes,
@@ -179,15 +247,23 @@ _ASKERS: dict[str, Callable[[Scene, np.random.Generator], list[Fact]]] = {
     "position": _positions,
     "relation": _relations,
     "existence": _existences,
+    "describe": _descriptions,
     "motion": _motions,
+    "when": _whens,
+    "order": _orders,
 }
 
 
 def _answer(fact: Fact, language: Language) -> str:
+    if isinstance(fact.answer, Description):
+        said = fact.answer
+        return language.describe(said.things, language.named(*said.leftmost), said.sign, said.bars)
     if isinstance(fact.answer, tuple):
         return language.comma.join(language.named(colour, shape) for colour, shape in fact.answer)
     if fact.category == "reading":
         return fact.answer
+    if fact.category == "when":
+        return language.seconds.format(fact.answer)
     if fact.category == "motion" and language is CHINESE:
         return language.word({"left": "leftward", "right": "rightward"}.get(fact.answer, fact.answer))
     return language.word(fact.answer)
@@ -197,9 +273,11 @@ def phrase(fact: Fact, language: Language, rng: np.random.Generator) -> Question
     """Put a fact in words, in one of the language's phrasings."""
     number = int(rng.integers(len(language.templates[fact.category])))
     text = language.templates[fact.category][number].format(
+        a=article(language.named(*fact.what)),
         what=language.named(*fact.what),
         other=language.named(*fact.other),
         colour=language.word(fact.colour or ""),
+        event=language.word(fact.event or ""),
     )
     return Question(
         fact.category,

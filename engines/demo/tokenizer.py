@@ -86,7 +86,7 @@ _COMMON_CHINESE = """
 
 def _corpus() -> Iterator[str]:
     """Texts to learn merges from. Every Chinese word is a text of its own, so that no merge crosses words."""
-    names = [*draw.COLOURS, *draw.SHAPES, "object", "yes", "no", "sign", "image", "objects"]
+    names = [*draw.COLOURS, *draw.SHAPES, "bar", "object", "yes", "no", "sign", "image", "objects"]
     places = [w for w in CHINESE.words if w not in names]
     for _ in range(200):  # names at the start of an answer (no space before) and inside a sentence
         for name in names:
@@ -98,7 +98,9 @@ def _corpus() -> Iterator[str]:
         for language in LANGUAGES:
             for phrasings in language.templates.values():
                 for text in phrasings if language is ENGLISH else ():
-                    yield text.format(what="red circle", other="blue square", colour="red")
+                    for event in ("appear", "disappear"):
+                        yield text.format(a="a", what="red circle", other="blue square", colour="red", event=event)
+        yield from (ENGLISH.describe(things, "red circle", "A", 3) for things in (1, 2))
         yield from ("user\n", "assistant\n", "system\n", "<0.5 seconds>")
     for _ in range(20):
         yield from _COMMON_CHINESE.split()

@@ -1,43 +1,43 @@
 """Train the demo checkpoint from scratch on generated scenes.
 
-    python -m engines.demo.train --out assets/demo --images 150000           one command, start to end
-    python -m engines.demo.train --out assets/demo --images 150000 --minutes 60       one sitting of it
-    python -m engines.demo.train --out assets/demo --images 150000 --resume           the next sitting
+    python -m engines.demo.train --out assets/demo                       one command, start to end
+    python -m engines.demo.train --out assets/demo --minutes 60          one sitting of it
+    python -m engines.demo.train --out assets/demo --resume              the next sitting
+    python -m engines.demo.train --out assets/demo --start-from assets/demo --steps 12000
+                                                                         further, from the weights alone
 
-Everything is a function of the seed and the number of images seen: a run that is stopped and resumed takes
-the same steps as one that is not. `--images` sets the length of the schedule, `--minutes` only ends a sitting
-early.
+Everything is a function of the seed and the number of steps taken: a run that is stopped and resumed takes the
+same steps as one that is not. `--steps` sets the length of the schedule, `--minutes` only ends a sitting early.
+The schedules of two lengths are the same until the shorter one begins to lower its learning rate.
 
-On a CPU that does other work too, set OMP_WAIT_POLICY=PASSIVE: threads that spin while they wait for others
-made a step up to seven times as slow. With glibc, MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8000000000 helps.
+Two workers of one thread each are nearly twice as fast as one of two threads: the layers are so small that
+threads would mostly wait for each other. With glibc, MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8000000000 helps.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import time
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 
 from engines.demo import build, losses
 from engines.demo.batches import NO_LABEL, Batch, Packer
+from engines.demo.curriculum import TOWER_STEPS, Lesson, draw_lesson
 from engines.demo.experts import use_sorted_experts
 from engines.demo.optim import Optimizers
-from engines.demo.questions import Question, ask
-from engines.demo.scenes import LEVEL_NAMES, LEVELS, make_scene
+from engines.demo.workers import any_worker, average_gradients, place, run_workers
 
-# Share of the steps a level gets, by how far the training is. Few small objects first: binding a colour to a
-# shape is learned there, and carries over to crowded scenes; the other way round it does not come.
-CURRICULUM: tuple[tuple[float, dict[str, float]], ...] = (
-    (0.30, {"tiny": 0.5, "small": 0.4, "medium": 0.1}),
-    (0.80, {"tiny": 0.2, "small": 0.7, "clip": 0.1}),
-    (1.01, {"small": 0.4, "medium": 0.35, "large": 0.1, "clip": 0.15}),
-)
+# Beside the checkpoint: how it came about, and the auxiliary heads, which a further sitting needs.
+HISTORY, HEADS = "training.json", "training_heads.safetensors"
 DEFAULT_STATE = Path.home() / ".cache" / "qwen-vl-moe-workbench" / "demo-training"
 
 
@@ -45,21 +45,21 @@ DEFAULT_STATE = Path.home() / ".cache" / "qwen-vl-moe-workbench" / "demo-trainin
 class Recipe:
     """All that decides the outcome."""
 
-    images: int = 150_000
+    steps: int = 7_500
     seed: int = 0
-    learning_rate: float = 2e-3
-    warmup_images: int = 2_000
+    workers: int = 1
+    learning_rate: float = 1.5e-3
+    warmup_steps: int = 150
     cooldown: float = 0.3  # share of the schedule, at its end, over which the rate falls to zero
     weight_decay: float = 0.05
     clip_norm: float = 1.0
-    # The vision tower first learns alone, from what lies under each token: until it tells shapes and
-    # characters apart the language model has nothing to bind, and would cost most of the time.
-    tower_share: float = 0.3
+    tower_steps: int = TOWER_STEPS  # in which the vision tower learns alone
     work_per_step: int = 3_000  # about this many tokens (text and visual, weighted by cost) a step
     questions: int = 6  # a scene
-    quadrant_weight: float = 0.5
+    quadrant_weight: float = 1.0
     word_weight: float = 0.5
-    balance_weight: float = 0.01
+    place_weight: float = 1.0
+    balance_weight: float = 0.02
     model: dict[str, int] = field(default_factory=dict)  # overrides of build.demo_config, for tests
 
 
@@ -70,6 +70,8 @@ class Trainer:
     recipe: Recipe
     step: int = 0
     images: int = 0
+    started: tuple[int, ...] = (0,)
+    """Steps at which the optimizer was new: 0, and wherever training went on from an exported checkpoint."""
 
     def __post_init__(self) -> None:
         torch.manual_seed(self.recipe.seed)
@@ -83,35 +85,30 @@ class Trainer:
 
     @property
     def tower_alone(self) -> bool:
-        return self.images < self.recipe.tower_share * self.recipe.images
+        return self.step < self.recipe.tower_steps
 
     def learning_rate(self) -> float:
-        """Warm-up, constant, then linear to zero: by images seen. The language model's start is warmed up
-        too.
-        """
-        since = self.images if self.tower_alone else self.images - self.recipe.tower_share * self.recipe.images
-        warm = min(1.0, (since + 1) / max(1, self.recipe.warmup_images))
-        left = (1 - self.images / self.recipe.images) / self.recipe.cooldown
+        """Warm-up, constant, then linear to zero, by steps. The language model's start is warmed up too."""
+        begun = self.started[-1] if self.tower_alone else max(self.started[-1], self.recipe.tower_steps)
+        since = self.step - begun
+        warm = min(1.0, (since + 1) / max(1, self.recipe.warmup_steps))
+        left = (1 - self.step / self.recipe.steps) / self.recipe.cooldown
         return self.recipe.learning_rate * warm * min(1.0, max(left, 0.02))
 
-    def draw_batch(self) -> tuple[Batch, str]:
-        """The scenes and questions of the current step, and their level."""
+    def draw_lesson(self) -> Lesson:
+        """This worker's share of the current step's scenes, with questions."""
         recipe = self.recipe
-        rng = np.random.default_rng([recipe.seed, self.step])
-        mix = next(mix for until, mix in CURRICULUM if self.images / recipe.images < until)
-        name = str(rng.choice(list(mix), p=np.array(list(mix.values())) / sum(mix.values())))
-        level = LEVELS[LEVEL_NAMES.index(name)]
-        height, width = (int(side) for side in rng.choice(level.sides, 2))
-        frames = int(rng.choice(level.frames))
-        visual = height * width // (build.PATCH_PX * build.MERGE) ** 2 * -(-frames // build.TEMPORAL)
-        questions = 0 if self.tower_alone else recipe.questions
-        # Tokens of text and visual tokens, the latter weighted by what the tower costs. A lone tower gets
-        # fewer images a step than it could: many small steps take it further than few large ones.
-        count = max(2, recipe.work_per_step // (14 * questions + (10 if self.tower_alone else 5) * visual))
-        first = recipe.seed * 1_000_000_000 + self.images
-        scenes = [make_scene("train", first + i, name, (height, width), frames) for i in range(count)]
-        asked = [choose(ask(scene), questions, rng) if questions else [] for scene in scenes]
-        return self.packer.pack(scenes, asked), name
+        worker, workers = place()
+        return draw_lesson(
+            self.step,
+            self.images,
+            seed=recipe.seed,
+            tower_steps=recipe.tower_steps,
+            work=recipe.work_per_step,
+            questions=recipe.questions,
+            worker=worker,
+            workers=workers,
+        )
 
     def loss(self, batch: Batch) -> tuple[torch.Tensor, dict[str, float], list[bool]]:
         """Total loss, its parts, and which questions were answered right."""
@@ -130,12 +127,16 @@ class Trainer:
                 output.router_logits, config.num_experts, config.num_experts_per_tok
             )
             right = hits.tolist()
-        else:
+        elif "pixel_values" in batch.inputs:
             media = self.model.get_image_features(batch.inputs["pixel_values"], batch.inputs["image_grid_thw"])
+        else:
+            clips = batch.inputs["pixel_values_videos"], batch.inputs["video_grid_thw"]
+            media = self.model.get_video_features(*clips)
         tokens = torch.cat(list(media.pooler_output))
         embedding = self.model.get_input_embeddings().weight
         parts["quadrants"] = recipe.quadrant_weight * self.heads.quadrant_loss(tokens, batch.quadrants)
         parts["words"] = recipe.word_weight * self.heads.word_loss(tokens, batch.quadrants, embedding)
+        parts["places"] = recipe.place_weight * self.heads.place_loss(tokens, batch.places)
         total = torch.stack(list(parts.values())).sum()
         seen = self.heads.share_seen(tokens, batch.quadrants)
         return total, {name: float(part.detach()) for name, part in parts.items()} | seen, right
@@ -144,18 +145,20 @@ class Trainer:
         """One optimizer step.
 
         Returns the weighted parts of the loss with the shares of patches that the heads name right, and
-        (level/category, right) of every question.
+        (level/category, right) of every question. With several workers, of this one's share.
         """
-        batch, level = self.draw_batch()
+        lesson = self.draw_lesson()
+        batch = self.packer.pack(lesson.scenes, lesson.asked)
         self.optimizer.set_learning_rate(self.learning_rate())
         self.optimizer.zero_grad()
         total, parts, right = self.loss(batch)
         total.backward()
+        average_gradients(self.optimizer.parameters)
         torch.nn.utils.clip_grad_norm_(self.optimizer.parameters, self.recipe.clip_norm)
         self.optimizer.step()
         self.step += 1
-        self.images += len(batch.inputs["input_ids"])
-        keys = [f"{level}/{q.category}" for q in batch.questions]
+        self.images += lesson.size
+        keys = [f"{lesson.level}/{question.category}" for question in batch.questions]
         return parts, list(zip(keys, right, strict=True))
 
     def save_state(self, folder: Path) -> None:
@@ -165,6 +168,7 @@ class Trainer:
             "recipe": asdict(self.recipe),
             "step": self.step,
             "images": self.images,
+            "started": self.started,
             "model": self.model.state_dict(),
             "heads": self.heads.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -177,46 +181,48 @@ class Trainer:
         ones.
         """
         state = torch.load(folder / "state.pt", weights_only=True)
-        for key in ("seed", "model"):
-            if state["recipe"][key] != getattr(self.recipe, key):
-                raise ValueError(f"the state in {folder} has {key} {state['recipe'][key]!r}")
-        self.step, self.images = state["step"], state["images"]
+        self._check_recipe(state["recipe"], folder)
+        self.step, self.images, self.started = state["step"], state["images"], tuple(state["started"])
         self.model.load_state_dict(state["model"])
         self.heads.load_state_dict(state["heads"])
         self.optimizer.load_state_dict(state["optimizer"])
 
     def export(self, folder: Path) -> None:
-        """Write the checkpoint as it is now."""
+        """Write the checkpoint as it is now, and what it takes to go on from it on another machine."""
         build.save_checkpoint(self.model, self.processor, folder)
+        save_file(self.heads.state_dict(), folder / HEADS)
+        history = {"recipe": asdict(self.recipe), "step": self.step, "images": self.images, "started": self.started}
+        (folder / HISTORY).write_text(json.dumps(history, indent=2) + "\n", encoding="utf-8")
 
+    def load_checkpoint(self, folder: Path) -> None:
+        """Go on from an exported checkpoint, with a new optimizer. Seed and sizes must be its own."""
+        history = json.loads((folder / HISTORY).read_text(encoding="utf-8"))
+        self._check_recipe(history["recipe"], folder)
+        weights = type(self.model).from_pretrained(folder, dtype=torch.float32).state_dict()
+        self.model.load_state_dict(weights)
+        self.heads.load_state_dict(load_file(folder / HEADS))
+        self.step, self.images = history["step"], history["images"]
+        self.started = (*history["started"], self.step)
 
-def choose(questions: list[Question], count: int, rng: np.random.Generator) -> list[Question]:
-    """At most `count` questions in random order: list, reading and motion always, one of each kind before
-    seconds.
-    """
-    order = [questions[i] for i in rng.permutation(len(questions))]
-    seen: dict[str, int] = defaultdict(int)
-    ranked = []
-    for number, question in enumerate(order):
-        always = question.category in ("list", "reading", "motion")
-        ranked.append((0 if always else 1 + seen[question.category] // 2, number, question))
-        seen[question.category] += 1
-    ranked.sort(key=lambda item: item[:2])
-    return [question for _, _, question in sorted(ranked[:count], key=lambda item: item[1])]
+    def _check_recipe(self, saved: dict[str, Any], folder: Path) -> None:
+        for key in ("seed", "model", "workers"):
+            if saved[key] != getattr(self.recipe, key):
+                raise ValueError(f"the state in {folder} has {key} {saved[key]!r}, not {getattr(self.recipe, key)!r}")
 
 
 def sitting(trainer: Trainer, out: Path, state: Path, minutes: float | None, log_every: int, save_every: int) -> None:
     """Train until the schedule ends or the minutes are over, with a line of progress now and then."""
+    first = place()[0] == 0
     began, last_log, images_at_log = time.monotonic(), time.monotonic(), trainer.images
     sums: dict[str, list[float]] = defaultdict(list)
     tally: dict[str, list[bool]] = defaultdict(list)
-    while trainer.images < trainer.recipe.images:
+    while trainer.step < trainer.recipe.steps:
         parts, answered = trainer.train_step()
         for name, value in parts.items():
             sums[name].append(value)
         for key, right in answered:
             tally[key].append(right)
-        if trainer.step % log_every == 0:
+        if trainer.step % log_every == 0 and first:
             now = time.monotonic()
             rate = (trainer.images - images_at_log) / (now - last_log)
             mean = " ".join(f"{name} {np.mean(values):.3f}" for name, values in sums.items())
@@ -229,13 +235,14 @@ def sitting(trainer: Trainer, out: Path, state: Path, minutes: float | None, log
             last_log, images_at_log = now, trainer.images
             sums.clear()
             tally.clear()
-        if trainer.step % save_every == 0:
+        if trainer.step % save_every == 0 and first:
             trainer.save_state(state)
             trainer.export(out)
-        if minutes is not None and time.monotonic() - began > 60 * minutes:
+        if any_worker(minutes is not None and time.monotonic() - began > 60 * minutes):
             break
-    trainer.save_state(state)
-    trainer.export(out)
+    if first:
+        trainer.save_state(state)
+        trainer.export(out)
 
 
 def main() -> None:
@@ -244,18 +251,34 @@ def main() -> None:
         "--out", type=Path, required=True, help="folder of the checkpoint, rewritten as training goes on"
     )
     parser.add_argument("--state", type=Path, default=DEFAULT_STATE, help="folder of the resumable state")
-    parser.add_argument("--images", type=int, default=Recipe.images, help="length of the schedule")
+    parser.add_argument("--steps", type=int, default=Recipe.steps, help="length of the schedule")
+    parser.add_argument(
+        "--tower-steps", type=int, default=Recipe.tower_steps, help="steps in which the vision tower learns alone"
+    )
     parser.add_argument("--minutes", type=float, help="end this sitting after so many minutes")
     parser.add_argument("--seed", type=int, default=Recipe.seed)
-    parser.add_argument("--resume", action="store_true", help="continue from the state folder")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    start = parser.add_mutually_exclusive_group()
+    start.add_argument("--resume", action="store_true", help="continue from the state folder")
+    start.add_argument("--start-from", type=Path, metavar="FOLDER", help="go on from an exported checkpoint")
+    parser.add_argument(
+        "--workers", type=int, default=2, help="processes that share a step's scenes; part of what decides the outcome"
+    )
+    parser.add_argument("--threads", type=int, help="of each worker (default: the cores, shared out)")
     parser.add_argument("--log-every", type=int, default=50, help="steps between two lines of progress")
     parser.add_argument("--save-every", type=int, default=500, help="steps between two saves")
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    trainer = Trainer(Recipe(images=arguments.images, seed=arguments.seed))
+    run_workers(arguments.workers, work, arguments)
+
+
+def work(arguments: argparse.Namespace) -> None:
+    """What each worker does."""
+    torch.set_num_threads(arguments.threads or max(1, (os.cpu_count() or 1) // arguments.workers))
+    recipe = Recipe(arguments.steps, arguments.seed, arguments.workers, tower_steps=arguments.tower_steps)
+    trainer = Trainer(recipe)
     if arguments.resume:
         trainer.load_state(arguments.state)
+    elif arguments.start_from:
+        trainer.load_checkpoint(arguments.start_from)
     sitting(trainer, arguments.out, arguments.state, arguments.minutes, arguments.log_every, arguments.save_every)
 
 

@@ -18,6 +18,13 @@ class Language:
     templates: dict[str, tuple[str, ...]]
     joint: str  # between the colour and the noun
     comma: str  # between the items of a list
+    seconds: str  # a point in time, whole seconds filled in
+    # The parts of a one-sentence description.
+    one_thing: str
+    several_things: str
+    with_sign: str
+    with_chart: str
+    full_stop: str
 
     def word(self, key: str) -> str:
         return self.words.get(key, key)
@@ -27,12 +34,29 @@ class Language:
         noun = self.word(shape or "object")
         return f"{self.word(colour)}{self.joint}{noun}" if colour else noun
 
+    def describe(self, things: int, leftmost: str, sign: str | None, bars: int | None) -> str:
+        """One sentence on a still: how many things, the leftmost one, what a sign says, how many bars a chart has."""
+        parts = [(self.one_thing if things == 1 else self.several_things).format(things, article(leftmost), leftmost)]
+        parts += [self.with_sign.format(sign)] if sign else []
+        parts += [self.with_chart.format(bars)] if bars else []
+        return "".join(parts) + self.full_stop
+
+
+def article(noun: str) -> str:
+    return "an" if noun[0] in "aeiou" else "a"
+
 
 ENGLISH = Language(
     name="en",
     words={},
     joint=" ",
     comma=", ",
+    seconds="{} s",
+    one_thing="There is {0} object, {1} {2}",
+    several_things="There are {0} objects, the leftmost is {1} {2}",
+    with_sign=", and a sign says {}",
+    with_chart=", and a chart has {} bars",
+    full_stop=".",
     templates={
         "colour": (
             "What color is the {what}?",
@@ -55,14 +79,25 @@ ENGLISH = Language(
             "Where is the {what} relative to the {other}?",
             "On which side of the {other} is the {what}?",
         ),
-        "existence": ("Is there a {what}?", "Does the image show a {what}?", "Can you see a {what}?"),
+        "existence": ("Is there {a} {what}?", "Does the image show {a} {what}?", "Can you see {a} {what}?"),
         "reading": ("What does the sign say?", "Read the sign.", "What is written on the sign?"),
         "list": (
             "List all objects.",
             "Which objects are there, from left to right?",
             "Name every object in the image.",
         ),
+        "chart": (
+            "What is the value of the {colour} bar?",
+            "How high is the {colour} bar?",
+            "Which value does the {colour} bar have?",
+        ),
+        "describe": ("Describe the image.", "Describe the image in one sentence.", "What does the image show?"),
         "motion": ("Which way does the {what} move?", "In which direction does the {what} go?"),
+        "when": ("When does the {what} {event}?", "At which second does the {what} {event}?"),
+        "order": (
+            "Which {event}s first, the {what} or the {other}?",
+            "What {event}s first: the {what} or the {other}?",
+        ),
     },
 )
 
@@ -85,6 +120,7 @@ CHINESE = Language(
         "cross": "十字",
         "heart": "心形",
         "arrow": "箭头",
+        "bar": "柱",
         "object": "物体",
         "yes": "是",
         "no": "否",
@@ -92,6 +128,8 @@ CHINESE = Language(
         "right": "右边",
         "above": "上方",
         "below": "下方",
+        "appear": "出现",
+        "disappear": "消失",
         "up": "向上",
         "down": "向下",
         "leftward": "向左",
@@ -108,6 +146,12 @@ CHINESE = Language(
     },
     joint="",
     comma="、",
+    seconds="{}秒",
+    one_thing="图中有{0}个物体：{2}",
+    several_things="图中有{0}个物体，最左边是{2}",
+    with_sign="，牌子上写着{}",
+    with_chart="，图表有{}个柱",
+    full_stop="。",
     templates={
         "colour": ("{what}是什么颜色？", "请问{what}的颜色？"),
         "shape": ("{what}是什么形状？", "请问{what}的形状？"),
@@ -118,7 +162,11 @@ CHINESE = Language(
         "existence": ("有没有{what}？", "图中有{what}吗？"),
         "reading": ("牌子上写着什么？", "请读出牌子上的字。"),
         "list": ("列出所有物体。", "从左到右有哪些物体？"),
+        "chart": ("{colour}柱的数值是多少？", "{colour}柱有多高？"),
+        "describe": ("描述这张图片。", "用一句话描述图片。"),
         "motion": ("{what}往哪个方向移动？", "{what}向哪里走？"),
+        "when": ("{what}什么时候{event}？", "{what}在第几秒{event}？"),
+        "order": ("{what}和{other}哪个先{event}？",),
     },
 )
 

@@ -121,8 +121,8 @@ def result(
 class FakeEngine:
     """Answers like a model would. `fail` is raised in the compressed run; `seen` records what was asked."""
 
-    def __init__(self, fail: Exception | None = None, fail_full: Exception | None = None) -> None:
-        self.fail, self.fail_full = fail, fail_full
+    def __init__(self, fail: Exception | None = None, fail_full: Exception | None = None, is_demo: bool = True) -> None:
+        self.fail, self.fail_full, self.is_demo = fail, fail_full, is_demo
         self.seen: list[tuple[RunRequest, CompressionConfig]] = []
         self.open_runs = 0
         self.cleared = 0
@@ -130,7 +130,7 @@ class FakeEngine:
         self.pause.set()
 
     def capabilities(self) -> Capabilities:
-        return capabilities()
+        return capabilities(is_demo=self.is_demo)
 
     def cache_totals(self) -> dict[str, CacheStats]:
         return {"encoder": CacheStats(queries=4, hits=1, bytes=2048, entries=3, evictions=2, saved_s=0.5)}

@@ -9,7 +9,7 @@ import pytest
 
 from app import words
 from app.panels.answers import MEASURES, answers_html, verdict_html
-from app.panels.ask import media_tile, read_examples
+from app.panels.ask import media_tile
 from app.panels.caches import caches_html
 from app.panels.header import header_html
 from app.panels.heatmap import count_html, detail_html
@@ -60,6 +60,34 @@ def test_differences_are_marked_and_counted() -> None:
     assert '<mark class="differs">blue</mark>' in html
     assert "first difference at token 3" in html
     assert "Answers are identical" in page_of(finished("same", "same"))
+
+
+def test_each_answer_is_marked_against_the_right_one_once_the_run_has_ended() -> None:
+    session = finished("A red circle.", "A blue circle")
+    assert "Right answer" not in page_of(session)
+    session.right_answer = "a red circle"
+    full, compressed = answers_html(session, CONTROLS).split("</article>")[:2]
+    assert "✓</span> Right" in full
+    assert "×</span> Wrong" in compressed
+    assert text_of(verdict_html(session)).count("Right answer:  a red circle") == 1
+    session.comparison = None
+    assert session.right_answer not in page_of(session), "between two pairs of runs"
+
+
+def test_the_right_answer_is_escaped() -> None:
+    session = finished()
+    session.right_answer = "<b>&"
+    assert "<b>&lt;b&gt;&amp;</b>" in verdict_html(session)
+
+
+def test_an_answer_that_was_stopped_is_not_judged() -> None:
+    session = finished()
+    session.right_answer, session.comparison = "A red circle", None
+    session.sides["compressed"].phase = Phase.RUNNING
+    session.stop()
+    assert session.right == {"full": True}
+    session.sides["full"].phase = Phase.STOPPED
+    assert "Right" not in page_of(session)
 
 
 def test_every_figure_stands_under_both_answers_with_its_ratio() -> None:
@@ -140,12 +168,6 @@ def test_media_tile_escapes_the_name_and_says_what_was_sampled() -> None:
     clip = media_tile(fake.media_of("clip.mp4", frames=8))
     assert "8 frames sampled" in clip
     assert clip.count("<img") == 4
-
-
-def test_no_samples_means_no_examples(tmp_path) -> None:
-    assert read_examples(tmp_path) == []
-    (tmp_path / "samples.json").write_text('[{"file": "gone.png", "question": "?"}]')
-    assert read_examples(tmp_path) == []
 
 
 @pytest.mark.parametrize(

@@ -271,11 +271,11 @@ def test_a_bad_file_has_its_sentence_in_the_preview(page: Workbench, tmp_path: P
     bad = tmp_path / "notes.mp4"
     bad.write_text("hello")
     frames = [component.value for component in page.ask.frames]
-    html = page.ask.show_preview([str(bad)], *frames)
+    html = page.ask.show_preview(Session(), [str(bad)], *frames)
     assert "notes.mp4" in html
     assert str(tmp_path) not in html
-    assert "Nothing added" in page.ask.show_preview(None, *frames)
-    assert "is empty" in page.ask.show_preview([str(bad)], frames[0], None, *frames[2:])
+    assert "Nothing added" in page.ask.show_preview(Session(), None, *frames)
+    assert "is empty" in page.ask.show_preview(Session(), [str(bad)], frames[0], None, *frames[2:])
 
 
 def test_events_that_use_the_engine_share_one_queue() -> None:

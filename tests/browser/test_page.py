@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Page, expect
 
+from engines.answers import matches
 from engines.trace import STAGES
 from tests.browser import actions
 from tests.browser.conftest import Open
@@ -184,6 +185,37 @@ def test_sentences_for_what_cannot_be_run(open_page: Open, files: dict[str, Path
     page.click("#run")
     actions.wait_done(page)
     expect(page.locator("#verdict.wrong")).to_have_count(0)
+
+
+def test_a_new_scene_has_a_right_answer_and_a_changed_question_has_none(open_page: Open) -> None:
+    page = open_page()
+    page.click("#new-image")
+    expect(page.locator("#preview .tile")).to_have_count(1)
+    expect(page.locator("#question textarea")).not_to_have_value("")
+    assert page.locator("#right-answer").count() == 0
+    page.click("#run")
+    actions.wait_done(page)
+    right = page.inner_text("#right-answer b")
+    for side in ("full", "compressed"):
+        is_right = matches(page.inner_text(f"#answer-{side} .text"), right)
+        expect(page.locator(f"#answer-{side} .chip")).to_have_text("✓ Right" if is_right else "× Wrong")
+
+    page.fill("#question textarea", "What is in the picture?")
+    page.click("#run")
+    expect(page.locator("#right-answer")).to_have_count(0)
+    actions.wait_done(page)
+    expect(page.locator("#right-answer")).to_have_count(0)
+    expect(page.locator("#answers .chip.right, #answers .chip.wrong")).to_have_count(0)
+
+
+def test_a_new_clip_is_a_video_and_another_click_draws_another(open_page: Open) -> None:
+    page = open_page()
+    page.click("#new-video")
+    expect(page.locator("#preview .tile.video")).to_have_count(1)
+    name = page.inner_text("#preview figcaption b")
+    page.click("#new-video")
+    expect(page.locator("#preview figcaption b")).not_to_have_text(name)
+    expect(page.locator("#preview .tile.video")).to_have_count(1)
 
 
 def test_text_alone(open_page: Open) -> None:

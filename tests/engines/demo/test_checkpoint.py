@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from engines.demo.evaluate import BlindGuess, evaluate, matches
+from engines.answers import matches
+from engines.config import CompressionConfig
+from engines.demo.benchmark import items
+from engines.demo.blind import BlindGuess
 from engines.demo.questions import Question, ask
 from engines.demo.scenes import make_scene
+from engines.engine import load_engine
+from engines.evaluation import evaluate, report
 
 ASSETS = Path(__file__).parents[3] / "assets"
 DEMO, SAMPLES = ASSETS / "demo", ASSETS / "samples"
@@ -39,12 +43,6 @@ print(processor.decode(tokens[0, inputs["input_ids"].shape[1]:], skip_special_to
 """
 
 
-@pytest.fixture(scope="module")
-def demo():
-    processor = AutoProcessor.from_pretrained(DEMO)
-    return AutoModelForImageTextToText.from_pretrained(DEMO, dtype=torch.float32).eval(), processor
-
-
 def test_loads_with_plain_transformers_alone(tmp_path: Path) -> None:
     environment = {"HF_HUB_OFFLINE": "1", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     run = subprocess.run(
@@ -66,10 +64,12 @@ def test_is_small_enough_and_complete() -> None:
     assert (DEMO / "README.md").read_text(encoding="utf-8").count("| all |") > 0
 
 
-def test_answers_held_out_questions_better_than_a_blind_guess(demo) -> None:
-    scores = evaluate(*demo, level="small", scenes=30, questions_per_scene=3, blind_scenes=300)
-    assert scores["all"].asked >= 80
-    assert scores["all"].accuracy > scores["all"].blind + 0.15
+def test_answers_held_out_questions_better_than_a_blind_guess(tmp_path: Path) -> None:
+    asked = list(islice(items("stills", tmp_path), 0, 400, 5))
+    found = report(evaluate(load_engine(), asked, CompressionConfig.full()))
+    blind = BlindGuess(make_scene("train", seed, "medium") for seed in range(300))
+    guessed = [matches(blind.best.get(item.question, ""), item.answer) for item in asked]
+    assert found.overall.low > sum(guessed) / len(guessed)
 
 
 def test_the_samples_are_what_the_list_says() -> None:
@@ -78,10 +78,10 @@ def test_the_samples_are_what_the_list_says() -> None:
     assert {"reading", "motion", None} <= {entry["category"] for entry in entries}
     for entry in entries:
         file = SAMPLES / entry["file"]
-        assert file.stat().st_size <= 250_000
+        assert file.stat().st_size <= 400_000
         assert entry["question"]
-        assert (entry["answer"] is None) == file.name.startswith("photo")
-        assert file.name in licences or file.name.startswith(("scene_", "clip_"))
+        assert (entry["answer"] is None) == (entry["category"] is None)
+        assert file.name in licences or file.name.startswith("scene_")
 
 
 @pytest.mark.parametrize(

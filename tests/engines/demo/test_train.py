@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,16 +12,20 @@ import numpy as np
 import pytest
 import torch
 
+from engines.demo.curriculum import choose, draw_lesson
 from engines.demo.questions import ask
 from engines.demo.scenes import make_scene
-from engines.demo.train import Recipe, Trainer, choose
+from engines.demo.train import Recipe, Trainer
+from engines.demo.workers import average_gradients, place, run_workers
+
+ROOT = Path(__file__).parents[3]
 
 # Two images a step; the tower learns alone for the first three steps.
 RECIPE = Recipe(
-    images=60,
-    warmup_images=4,
+    steps=30,
+    warmup_steps=2,
     work_per_step=400,
-    tower_share=0.1,
+    tower_steps=3,
     model={"width": 96, "text_layers": 2, "vision_layers": 1, "experts": 4, "expert_width": 16},
 )
 
@@ -53,8 +60,72 @@ def test_another_seed_is_another_run_and_is_not_resumed(tmp_path: Path) -> None:
         other.load_state(tmp_path)
 
 
+def test_going_on_from_the_exported_checkpoint_needs_no_state(tmp_path: Path) -> None:
+    """Weights, heads, step and scenes seen are in the checkpoint's folder; the optimizer starts anew, gently."""
+    trainer = Trainer(RECIPE)
+    for _ in range(4):
+        trainer.train_step()
+    trainer.export(tmp_path)
+    further = Trainer(RECIPE)
+    further.load_checkpoint(tmp_path)
+    assert (further.step, further.images, further.started) == (4, trainer.images, (0, 4))
+    assert further.learning_rate() < trainer.learning_rate()
+    for name, value in weights(trainer).items():
+        assert torch.equal(value.bfloat16().float(), weights(further)[name]), name
+    assert all(torch.equal(a, b) for a, b in zip(trainer.heads.parameters(), further.heads.parameters(), strict=True))
+    further.train_step()
+
+
+def test_the_schedules_of_two_lengths_agree_until_the_shorter_one_cools_down() -> None:
+    def rates(steps: int) -> list[float]:
+        trainer = Trainer(replace(RECIPE, steps=steps))
+        found = []
+        for trainer.step in range(30):
+            found.append(trainer.learning_rate())
+        return found
+
+    short, long = rates(30), rates(60)
+    assert short[:21] == long[:21]
+    assert short[25] < long[25]
+    assert short[0] < short[2]
+    assert short[3] < short[6]  # the language model's own warm-up, when it joins the tower
+
+
+def test_workers_share_a_step_and_agree_on_its_gradients(tmp_path: Path) -> None:
+    options = {"seed": 0, "tower_steps": 0, "work": 800, "questions": 3}
+    whole = draw_lesson(5, 40, **options)
+    shares = [draw_lesson(5, 40, **options, worker=worker, workers=2) for worker in range(2)]
+    assert {share.size for share in shares} == {whole.size}
+    assert sorted(s.seed for share in shares for s in share.scenes) == [s.seed for s in whole.scenes]
+    asked = {s.seed: q for share in shares for s, q in zip(share.scenes, share.asked, strict=True)}
+    assert [asked[s.seed] for s in whole.scenes] == whole.asked
+    run_workers(2, average_and_write, tmp_path)
+    assert [torch.load(tmp_path / f"{worker}.pt").tolist() for worker in range(2)] == [[1.5, 3.0]] * 2
+
+
+def average_and_write(folder: Path) -> None:
+    """In a worker: average (1, 2) of worker 0 with (2, 4) of worker 1."""
+    worker, _ = place()
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.tensor([1.0, 2.0]) * (worker + 1)
+    average_gradients([parameter, torch.nn.Parameter(torch.zeros(3))])
+    torch.save(parameter.grad, folder / f"{worker}.pt")
+
+
+def test_the_command_gives_the_same_checkpoint_twice(tmp_path: Path) -> None:
+    """Shortened: two steps of the tower alone and two of everything, by two workers, from new processes."""
+    digests = []
+    for name in ("first", "second"):
+        command = [sys.executable, "-m", "engines.demo.train", "--out", tmp_path / name, "--state", tmp_path / "state"]
+        short = ["--steps", "4", "--tower-steps", "2", "--log-every", "2"]
+        done = subprocess.run([*command, *short], cwd=ROOT, capture_output=True, text=True, check=True)
+        assert done.stdout.count("step ") == 2
+        digests.append(hashlib.sha256((tmp_path / name / "model.safetensors").read_bytes()).hexdigest())
+    assert digests[0] == digests[1]
+
+
 def test_the_loss_falls() -> None:
-    trainer = Trainer(replace(RECIPE, images=2000, tower_share=0.0, learning_rate=3e-3))
+    trainer = Trainer(replace(RECIPE, steps=1000, tower_steps=0, learning_rate=3e-3))
     losses = [trainer.train_step()[0]["answers"] for _ in range(25)]
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
 

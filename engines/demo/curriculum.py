@@ -1,0 +1,90 @@
+"""What is shown and asked at each step of the training: a function of the seed and the step alone."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from engines.demo.labels import MERGE, PATCH_PX, TEMPORAL
+from engines.demo.questions import Question, ask
+from engines.demo.scenes import LEVEL_NAMES, LEVELS, Scene, draw_size, make_scene
+
+# Share of the steps a level gets, up to a step. Few small objects first: binding a colour to a shape is learned
+# there, and carries over to crowded scenes; the other way round it does not come. The vision tower learns alone in
+# the first phase: until it tells shapes and characters apart the language model has nothing to bind, and would cost
+# most of the time.
+CURRICULUM: tuple[tuple[int, dict[str, float]], ...] = (
+    (2_000, {"dense": 0.7, "small": 0.1, "medium": 0.05, "clip": 0.15}),
+    (4_000, {"tiny": 0.3, "small": 0.5, "clip": 0.2}),
+    (5_300, {"small": 0.4, "medium": 0.3, "clip": 0.2, "long clip": 0.1}),
+    (1 << 60, {"small": 0.2, "medium": 0.3, "large": 0.15, "huge": 0.1, "clip": 0.15, "long clip": 0.1}),
+)
+TOWER_STEPS = CURRICULUM[0][0]  # in which the vision tower learns alone
+
+# What few scenes offer, and the list, which names everything there is.
+ALWAYS_ASKED = ("list", "reading", "chart", "motion", "when", "order")
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """The scenes of one step, all of one size and length, with the questions asked about each.
+
+    `size`: how many scenes the step has, of which a worker gets its share.
+    """
+
+    level: str
+    size: int
+    scenes: list[Scene]
+    asked: list[list[Question]]
+
+
+def draw_lesson(
+    step: int,
+    first: int,
+    *,
+    seed: int,
+    tower_steps: int,
+    work: int,
+    questions: int,
+    worker: int = 0,
+    workers: int = 1,
+) -> Lesson:
+    """The lesson of a step, or one worker's share of it.
+
+    `first` is the number of the first scene: all scenes of earlier steps come before it.
+    `work`: about this many tokens, text and visual, the latter weighted by what the tower costs. A lone tower gets
+    fewer scenes a step than it could: many small steps take it further than few large ones.
+    """
+    rng = np.random.default_rng([seed, step])
+    mix = next(mix for until, mix in CURRICULUM if step < until)
+    name = str(rng.choice(list(mix), p=np.array(list(mix.values())) / sum(mix.values())))
+    level = LEVELS[LEVEL_NAMES.index(name)]
+    height, width = draw_size(rng, level)
+    frames, step_s = int(rng.choice(level.frames)), float(rng.choice(level.steps_s))
+    visual = height * width // (PATCH_PX * MERGE) ** 2 * -(-frames // TEMPORAL)
+    alone = step < tower_steps
+    questions = 0 if alone else questions
+    size = max(2, workers, work // (14 * questions + (10 if alone else 5) * visual))
+    first += seed * 1_000_000_000
+    share = range(worker, size, workers)
+    scenes = [make_scene("train", first + number, name, (height, width), frames, step_s) for number in share]
+    asked = [
+        choose(ask(scene), questions, np.random.default_rng([seed, step, number])) if questions else []
+        for scene, number in zip(scenes, share, strict=True)
+    ]
+    return Lesson(name, size, scenes, asked)
+
+
+def choose(questions: list[Question], count: int, rng: np.random.Generator) -> list[Question]:
+    """At most `count` questions in random order: one of each rare kind always, two of each other kind before thirds."""
+    order = [questions[i] for i in rng.permutation(len(questions))]
+    seen: dict[str, int] = defaultdict(int)
+    ranked = []
+    for number, question in enumerate(order):
+        always = question.category in ALWAYS_ASKED and not seen[question.category]
+        ranked.append((0 if always else 1 + seen[question.category] // 2, number, question))
+        seen[question.category] += 1
+    ranked.sort(key=lambda item: item[:2])
+    return [question for _, _, question in sorted(ranked[:count], key=lambda item: item[1])]
