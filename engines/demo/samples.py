@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -18,6 +20,7 @@ import av
 import numpy as np
 from PIL import Image
 
+from engines.answers import matches
 from engines.demo.questions import Question, ask
 from engines.demo.scenes import Scene, make_scene
 
@@ -29,32 +32,50 @@ NEW_KINDS = {
     "video": (("clip", "long clip"), ("motion", "when", "order")),
 }
 VIDEO_FPS = 8  # every scene frame is shown for several video frames, so that players seek well
-PHOTOGRAPHS = {
+FILMED = {
     "photo_chelsea.jpg": "What is in this picture?",
     "photo_coffee.jpg": "What is in this picture?",
+    "clip_city.mp4": "What is in this video?",
 }
-# File, level, size (height, width), category of its question. The seed is the first test scene that offers
-# one.
-STILLS = (
-    ("scene_sign.png", "medium", (320, 320), "reading"),
-    ("scene_colour.png", "medium", (320, 384), "colour"),
-    ("scene_list.png", "medium", (320, 320), "list"),
-    ("scene_crowd.png", "large", (448, 448), "count"),
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A sample to find: the first test scene of the level and size (height, width) that offers the category."""
+
+    name: str
+    level: str
+    size: tuple[int, int]
+    category: str
+    things: int = 3
+    frames: int | None = None
+
+
+WANTED = (
+    Wanted("scene_sign", "medium", (320, 320), "reading"),
+    Wanted("scene_chart", "medium", (320, 320), "chart"),
+    Wanted("scene_colour", "medium", (320, 384), "colour"),
+    Wanted("scene_list", "medium", (320, 320), "list"),
+    Wanted("scene_crowd", "large", (448, 448), "count", things=5),
+    Wanted("clip_motion", "clip", (192, 192), "motion", things=2, frames=6),
+    Wanted("clip_events", "clip", (160, 192), "when", things=2, frames=8),
 )
-CLIPS = (("clip_motion.mp4", (192, 192), 6, "motion"),)
+Answerer = Callable[[Path, str], str]
 
 
-def find(
-    level: str, size: tuple[int, int], category: str, skip: set[int], frames: int | None = None
-) -> tuple[Scene, Question]:
-    """The first test scene of a level that offers an English question of the category, and that question."""
-    for seed in range(1000):
-        scene = make_scene("test", seed, level, size, frames)
-        rich = len(scene.things) >= (1 if scene.is_clip else 3)
-        for question in ask(scene):
-            if rich and seed not in skip and question.category == category and question.language == "en":
-                return scene, question
-    raise LookupError(f"no test scene of level {level} offers a question on {category}")
+def find(wanted: Wanted, answer: Answerer) -> tuple[Scene, Question]:
+    """The first scene with an English question of the category that is answered right."""
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in range(200):
+            scene = make_scene("test", seed, wanted.level, wanted.size, wanted.frames, step_s=0.5)
+            if len(scene.things) < wanted.things:
+                continue
+            for question in ask(scene, chinese_share=0.0):
+                if question.category == wanted.category:
+                    path = write_media(scene, Path(folder), "candidate")
+                    if matches(answer(path, question.text), question.answer):
+                        return scene, question
+    raise LookupError(f"no test scene for {wanted.name} is answered right")
 
 
 def write_clip(scene: Scene, path: Path) -> None:
@@ -105,31 +126,23 @@ def new_example(folder: Path, kind: str, seed: int) -> NewExample:
             return NewExample(path, question.text, question.answer, question.category)
 
 
-def _entry(file: str, question: Question, seed: int) -> dict:
-    return {
-        "file": file,
-        "question": question.text,
-        "answer": question.answer,
-        "category": question.category,
-        "seed": seed,
-    }
-
-
-def write_samples(folder: Path) -> list[dict]:
-    """Write all media and samples.json; returns its entries."""
+def write_samples(folder: Path, answer: Answerer) -> list[dict]:
+    """Write all media and samples.json; returns its entries. Photographs and films lie in the folder already."""
     folder.mkdir(parents=True, exist_ok=True)
     entries: list[dict] = []
-    used: set[int] = set()
-    for file, level, size, category in STILLS:
-        scene, question = find(level, size, category, used)
-        used.add(scene.seed)
-        Image.fromarray(scene.image).save(folder / file, optimize=True)
-        entries.append(_entry(file, question, scene.seed))
-    for file, size, frames, category in CLIPS:
-        scene, question = find("clip", size, category, set(), frames)
-        write_clip(scene, folder / file)
-        entries.append(_entry(file, question, scene.seed))
-    for file, text in PHOTOGRAPHS.items():
+    for wanted in WANTED:
+        scene, question = find(wanted, answer)
+        path = write_media(scene, folder, wanted.name)
+        entries.append(
+            {
+                "file": path.name,
+                "question": question.text,
+                "answer": question.answer,
+                "category": question.category,
+                "seed": scene.seed,
+            }
+        )
+    for file, text in FILMED.items():
         if (folder / file).exists():
             entries.append({"file": file, "question": text, "answer": None, "category": None, "seed": None})
     (folder / "samples.json").write_text(json.dumps(entries, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -139,7 +152,18 @@ def write_samples(folder: Path) -> list[dict]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    for entry in write_samples(parser.parse_args().folder):
+    folder = parser.parse_args().folder
+    # Here, because the page uses this module too and must not wait for a second model.
+    from engines.config import CompressionConfig
+    from engines.engine import load_engine
+    from engines.results import RunRequest
+
+    engine = load_engine()
+
+    def answer(path: Path, question: str) -> str:
+        return engine.answer(RunRequest(question, (path,), warm_up=False), CompressionConfig.full()).answer
+
+    for entry in write_samples(folder, answer):
         print(entry)
 
 
