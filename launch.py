@@ -355,7 +355,9 @@ def command_eval(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="workbench-eval-") as folder:
         items = itertools.islice(benchmark.items(options.set, Path(folder)), 0, None, options.every)
         total = -(-benchmark.size(options.set) // options.every)
-        bar = tqdm(evaluation.evaluate(engine, items, config), total=total, unit="question", file=sys.stderr)
+        pace_s = 0.2 if sys.stderr.isatty() else 10  # a log needs no animation
+        asked = evaluation.evaluate(engine, items, config)
+        bar = tqdm(asked, total=total, unit="question", file=sys.stderr, mininterval=pace_s)
         judged, right = [], 0
         for one in bar:
             judged.append(one)

@@ -16,9 +16,9 @@ from engines.demo.scenes import LEVEL_NAMES, LEVELS, Scene, draw_size, make_scen
 # the first phase: until it tells shapes and characters apart the language model has nothing to bind, and would cost
 # most of the time.
 CURRICULUM: tuple[tuple[int, dict[str, float]], ...] = (
-    (2_000, {"dense": 0.7, "small": 0.1, "medium": 0.05, "clip": 0.15}),
-    (4_000, {"tiny": 0.3, "small": 0.5, "clip": 0.2}),
-    (5_300, {"small": 0.4, "medium": 0.3, "clip": 0.2, "long clip": 0.1}),
+    (1_500, {"dense": 0.7, "small": 0.1, "medium": 0.05, "clip": 0.15}),
+    (2_900, {"tiny": 0.3, "small": 0.45, "clip": 0.25}),
+    (3_800, {"small": 0.4, "medium": 0.3, "clip": 0.2, "long clip": 0.1}),
     (1 << 60, {"small": 0.2, "medium": 0.3, "large": 0.15, "huge": 0.1, "clip": 0.15, "long clip": 0.1}),
 )
 TOWER_STEPS = CURRICULUM[0][0]  # in which the vision tower learns alone
