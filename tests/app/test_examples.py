@@ -82,9 +82,9 @@ def test_a_photograph_has_a_hint_and_no_right_answer(page: Workbench) -> None:
     session = Session()
     files, question = page.ask.examples.take(PHOTOGRAPH, session)
     frames = [component.value for component in page.ask.frames]
-    assert "A photograph" in page.ask.show_preview(session, files, *frames)
-    assert "A photograph" not in page.ask.show_preview(session, [*files, *files], *frames)
-    assert "A photograph" not in page.ask.show_preview(Session(), files, *frames)
+    assert "Filmed or photographed" in page.ask.show_preview(session, files, *frames)
+    assert "Filmed or photographed" not in page.ask.show_preview(session, [*files, *files], *frames)
+    assert "Filmed or photographed" not in page.ask.show_preview(Session(), files, *frames)
     assert "Right answer" not in run(page, session, files, question)
 
 
@@ -114,7 +114,7 @@ def test_only_the_demo_model_has_new_scenes_and_right_answers(make_page: Callabl
     assert "Right answer" not in run(real, session, files, question)
     files, _ = real.ask.examples.take(PHOTOGRAPH, session)
     frames = [component.value for component in real.ask.frames]
-    assert "A photograph" not in real.ask.show_preview(session, files, *frames)
+    assert "Filmed or photographed" not in real.ask.show_preview(session, files, *frames)
 
 
 def labels(page: Workbench) -> set[str]:
