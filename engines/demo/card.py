@@ -1,11 +1,13 @@
-"""The model card of the demo checkpoint: `python -m engines.demo.card assets/demo --state DIR`.
+"""The model card of the demo checkpoint: `python -m engines.demo.card assets/demo`.
 
-Every figure in it is read from the training state or measured by this command; nothing is typed in.
+Every figure in it is read from the history that training left beside the checkpoint or measured by this command;
+nothing is typed in.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import tempfile
@@ -18,7 +20,7 @@ from tqdm import tqdm
 from engines.config import CacheConfig, CompressionConfig
 from engines.demo import benchmark
 from engines.demo.curriculum import CURRICULUM
-from engines.demo.train import DEFAULT_STATE
+from engines.demo.train import HISTORY
 from engines.engine import Engine, load_engine
 from engines.evaluation import Judged, Report, Score, evaluate, report
 
@@ -60,7 +62,7 @@ as share of steps:
 
 - scenes seen: {images:,} in {steps:,} steps
 - seed: {seed}
-- command: `{command}`
+- command: {command}
 
 ## Measured
 
@@ -116,10 +118,16 @@ def _weak(found: Report) -> str:
     return ", ".join(names) or "nothing"
 
 
-def write_card(folder: Path, state_folder: Path) -> None:
+def _command(folder: Path, recipe: dict, started: list[int]) -> str:
+    command = f"python -m engines.demo.train --out {folder} --steps {recipe['steps']} --seed {recipe['seed']}"
+    sittings = "".join(f", stopped at step {step:,} and gone on with `--start-from`" for step in started[1:])
+    return f"`{command} --workers {recipe['workers']}`{sittings}"
+
+
+def write_card(folder: Path) -> None:
     """Evaluate the checkpoint on the benchmark and write README.md into its folder."""
-    state = torch.load(state_folder / "state.pt", weights_only=True)
-    recipe, seed = state["recipe"], state["recipe"]["seed"]
+    history = json.loads((folder / HISTORY).read_text(encoding="utf-8"))
+    recipe = history["recipe"]
     engine = load_engine(str(folder), "cpu", "fp32")
     model = engine.checkpoint.model
     text, vision = model.config.text_config, model.config.vision_config
@@ -146,15 +154,15 @@ def write_card(folder: Path, state_folder: Path) -> None:
         deepstack=" and ".join(str(i) for i in vision.deepstack_visual_indexes),
         vocabulary=text.vocab_size,
         curriculum=mixes,
-        images=state["images"],
-        steps=state["step"],
-        seed=seed,
+        images=history["images"],
+        steps=history["step"],
+        seed=recipe["seed"],
         dtype="float32",
         tower=recipe["tower_steps"],
         rate=recipe["learning_rate"],
         cooldown=recipe["cooldown"],
         folder=folder,
-        command=f"python -m engines.demo.train --out {folder} --steps {recipe['steps']} --seed {seed}",
+        command=_command(folder, recipe, history["started"]),
         transformers=transformers.__version__,
         torch=torch.__version__,
         machine=f"{platform.machine()} with {os.cpu_count()} cores",
@@ -167,11 +175,10 @@ def write_card(folder: Path, state_folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("--state", type=Path, default=DEFAULT_STATE, help="state folder of the training")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    write_card(arguments.checkpoint, arguments.state)
+    write_card(arguments.checkpoint)
 
 
 if __name__ == "__main__":

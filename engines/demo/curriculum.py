@@ -17,9 +17,10 @@ from engines.demo.scenes import LEVEL_NAMES, LEVELS, Scene, draw_size, make_scen
 # most of the time.
 CURRICULUM: tuple[tuple[int, dict[str, float]], ...] = (
     (1_500, {"dense": 0.7, "small": 0.1, "medium": 0.05, "clip": 0.15}),
-    (2_900, {"tiny": 0.3, "small": 0.45, "clip": 0.25}),
-    (3_800, {"small": 0.4, "medium": 0.3, "clip": 0.2, "long clip": 0.1}),
-    (1 << 60, {"small": 0.2, "medium": 0.3, "large": 0.15, "huge": 0.1, "clip": 0.15, "long clip": 0.1}),
+    (2_000, {"tiny": 0.3, "small": 0.45, "clip": 0.25}),
+    (2_500, {"tiny": 0.15, "small": 0.4, "medium": 0.2, "clip": 0.25}),
+    (3_200, {"small": 0.3, "medium": 0.35, "large": 0.1, "clip": 0.2, "long clip": 0.05}),
+    (1 << 60, {"small": 0.15, "medium": 0.3, "large": 0.2, "huge": 0.1, "clip": 0.15, "long clip": 0.1}),
 )
 TOWER_STEPS = CURRICULUM[0][0]  # in which the vision tower learns alone
 

@@ -45,7 +45,7 @@ DEFAULT_STATE = Path.home() / ".cache" / "qwen-vl-moe-workbench" / "demo-trainin
 class Recipe:
     """All that decides the outcome."""
 
-    steps: int = 5_000
+    steps: int = 4_000
     seed: int = 0
     workers: int = 1
     learning_rate: float = 1.5e-3
