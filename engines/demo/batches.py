@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from transformers import Qwen3VLMoeForConditionalGeneration, Qwen3VLProcessor
 
-from engines.demo.labels import KINDS
+from engines.demo.labels import KINDS, TARGET
 from engines.demo.questions import Question
 from engines.demo.scenes import Scene
 
@@ -29,6 +29,7 @@ class Batch:
     question: int64 (B, L), the running number of the question a target belongs to, -1 elsewhere
     questions: the questions by that number
     quadrants: per kind of engines.demo.labels.KINDS int64 (V, 4), labels of the patches under a visual token
+    asking: int64 (Q, 3) for the questions about a single thing: row, place of the last prompt token, and the thing
     places: float (V, 2), how far down and how far right in its picture a visual token lies, 0-1
     """
 
@@ -37,6 +38,7 @@ class Batch:
     question: torch.Tensor
     questions: list[Question]
     quadrants: dict[str, torch.Tensor]
+    asking: torch.Tensor
     places: torch.Tensor
 
 
@@ -71,7 +73,7 @@ def quadrant_labels(scene: Scene, merge: int, temporal: int) -> dict[str, np.nda
     its first.
     """
     arranged = {}
-    for kind in KINDS:
+    for kind in (*KINDS, TARGET):
         grid = scene.labels[kind][::temporal]
         frames, rows, columns = grid.shape
         blocks = grid.reshape(frames, rows // merge, merge, columns // merge, merge)
@@ -153,6 +155,7 @@ class Packer:
         positions = torch.zeros(3, *size, dtype=torch.long)
         segment = torch.full(size, -1)  # -1 padding, 0 prefix, 1... questions
         flat: list[Question] = []
+        asking: list[tuple[int, int, int]] = []
         for r, (row, questions) in enumerate(zip(rows, asked, strict=True)):
             ids[r, : len(prefix)] = prefix
             positions[:, r, : len(prefix)] = prefix_positions
@@ -167,6 +170,8 @@ class Packer:
                 targets[r, answer_at - 1 : end - 1] = tokens[len(prompt) :]
                 number[r, answer_at - 1 : end - 1] = len(flat)
                 flat.append(question)
+                if question.target:
+                    asking.append((r, answer_at - 1, question.target))
                 at = end
         same = segment[:, :, None] == segment[:, None, :]
         mask = (same | (segment[:, None, :] == 0)).tril()
@@ -176,4 +181,6 @@ class Packer:
         quadrants = {k: torch.from_numpy(np.concatenate([part[k] for part in labels])) for k in labels[0]}
         places = np.concatenate([token_places(scene, sizes.patch_size * merge, temporal) for scene in scenes])
         inputs = {"input_ids": ids, "position_ids": positions, "attention_mask": mask[:, None], **media}
-        return Batch(inputs, targets, number, flat, quadrants, torch.from_numpy(places))
+        return Batch(
+            inputs, targets, number, flat, quadrants, torch.tensor(asking).view(-1, 3), torch.from_numpy(places)
+        )

@@ -19,8 +19,9 @@ CURRICULUM: tuple[tuple[int, dict[str, float]], ...] = (
     (1_500, {"dense": 0.7, "small": 0.1, "medium": 0.05, "clip": 0.15}),
     (2_000, {"tiny": 0.3, "small": 0.45, "clip": 0.25}),
     (2_500, {"tiny": 0.15, "small": 0.4, "medium": 0.2, "clip": 0.25}),
-    (3_200, {"small": 0.3, "medium": 0.35, "large": 0.1, "clip": 0.2, "long clip": 0.05}),
-    (1 << 60, {"small": 0.15, "medium": 0.3, "large": 0.2, "huge": 0.1, "clip": 0.15, "long clip": 0.1}),
+    (2_750, {"small": 0.3, "medium": 0.35, "large": 0.1, "clip": 0.2, "long clip": 0.05}),
+    (3_500, {"tiny": 0.25, "small": 0.5, "clip": 0.25}),
+    (1 << 60, {"small": 0.3, "medium": 0.35, "large": 0.1, "huge": 0.05, "clip": 0.15, "long clip": 0.05}),
 )
 TOWER_STEPS = CURRICULUM[0][0]  # in which the vision tower learns alone
 

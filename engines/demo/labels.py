@@ -21,6 +21,9 @@ KINDS: dict[str, tuple[str, ...]] = {
     "centre": ("centre",),  # the patch with the centre of a thing: exactly one a thing, so that it can be counted
 }
 
+# One more label has no names: which thing (1, 2, ... in the scene's order) or bar (from FIRST_BAR on) is there.
+TARGET, FIRST_BAR = "target", 100
+
 Labels = dict[str, np.ndarray]
 
 _THING_COVER, _CHARACTER_COVER = 0.06, 0.15  # least share of a patch that counts
@@ -31,7 +34,7 @@ class _Grid:
 
     def __init__(self, height: int, width: int):
         shape = (height // PATCH_PX, width // PATCH_PX)
-        self.labels: Labels = {kind: np.zeros(shape, np.int64) for kind in KINDS}
+        self.labels: Labels = {kind: np.zeros(shape, np.int64) for kind in (*KINDS, TARGET)}
         self._best = np.zeros(shape)
 
     def mark(self, mask: np.ndarray, left: int, top: int, least: float, **names: int) -> None:
@@ -55,7 +58,7 @@ def label_frame(
 ) -> Labels:
     """Labels of one frame of a scene."""
     grid = _Grid(height, width)
-    for thing in things:
+    for number, thing in enumerate(things, start=1):
         if thing.visible(frame):
             left, top = thing.corner(frame)
             grid.mark(
@@ -66,6 +69,7 @@ def label_frame(
                 colour=_label("colour", thing.colour),
                 shape=_label("shape", thing.shape),
                 motion=_label("motion", thing.move),
+                target=number,
             )
             middle = thing.side_px // 2
             grid.labels["centre"][(top + middle) // PATCH_PX, (left + middle) // PATCH_PX] = 1
@@ -81,6 +85,7 @@ def label_frame(
             colour=_label("colour", chart.colours[number]),
             shape=_label("shape", "bar"),
             value=_label("value", str(chart.values[number])),
+            target=FIRST_BAR + number,
         )
     return grid.labels
 

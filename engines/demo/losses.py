@@ -5,7 +5,11 @@ Answers alone teach the vision tower very slowly. Auxiliary losses tell it what 
 - words: the token should point in embedding space towards the words for what it shows ("red" in all its
   spellings), so that a question's word can find the visual token it is about;
 - places: a linear head reads off where in its picture the token lies. Without it the tower forgets its own
-  position embedding, and the language model can name things but not say where they are.
+  position embedding;
+- answers: the token should point in embedding space towards the words that answer where it is and which way it
+  moves. What only a head can read off, the language model was slow to find;
+- asking: half way up the language model, the last state of a question about one thing should single that thing's
+  visual tokens out. Binding a name to the thing that bears it comes last otherwise.
 The heads are thrown away after training.
 """
 
@@ -18,7 +22,7 @@ from transformers import Qwen2Tokenizer
 from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import load_balancing_loss_func
 
 from engines.demo.labels import KINDS
-from engines.demo.words import LANGUAGES
+from engines.demo.words import LANGUAGES, PLACES
 
 NOTHING_WEIGHT = 0.15  # most tokens show background; without this they would drown the rest
 _COSINE_SCALE = 12.0
@@ -39,6 +43,9 @@ class VisualHeads(nn.Module):
         self.place = nn.Linear(width, 2)
         self.nothing = nn.ParameterDict({kind: nn.Parameter(torch.randn(width)) for kind in ("colour", "shape")})
         self.spellings = {kind: _spellings(self.names[kind], tokenizer) for kind in self.nothing}
+        self.ask = nn.Linear(width, width, bias=False)
+        self.place_answers = [_answer_ids(name, "position", tokenizer) for row in PLACES for name in row]
+        self.motion_answers = [_answer_ids(name, "motion", tokenizer) for name in self.names["motion"]]
 
     def quadrant_loss(self, tokens: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
         """Weighted mean cross entropy over kinds; labels int64 (V, quadrants) per kind, 0 = nothing."""
@@ -52,6 +59,32 @@ class VisualHeads(nn.Module):
     def place_loss(self, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """Squared error of down and right, in units of a third of a side; places float (V, 2), 0-1."""
         return 9 * F.mse_loss(self.place(tokens), places)
+
+    def pointing_loss(
+        self, tokens: torch.Tensor, labels: dict[str, torch.Tensor], places: torch.Tensor, embedding: torch.Tensor
+    ) -> torch.Tensor:
+        """Cross entropy of cosines between visual tokens and the answers on their place, and on their motion."""
+        thirds = (places * 3).long().clamp_max(2)
+        losses = [_point(tokens, self.place_answers, thirds[:, 0] * 3 + thirds[:, 1], embedding)]
+        motion = labels["motion"].amax(1)
+        if (motion > 0).any():
+            losses.append(_point(tokens[motion > 0], self.motion_answers, motion[motion > 0] - 1, embedding))
+        return torch.stack(losses).sum()
+
+    def asking_loss(self, states: torch.Tensor, tokens: torch.Tensor, shows: torch.Tensor) -> torch.Tensor:
+        """Mean negative log of the weight that the questions give to what they are about.
+
+        states (Q, width): of the questions; tokens (Q, T, width): the visual tokens of each one's scene; shows (Q, T)
+        bool: which of them show what is asked about. Questions about what no token shows do not count.
+        """
+        about = shows.any(1)
+        if not about.any():
+            return 0 * self.ask.weight.sum()  # workers average the gradients of the same parameters at every step
+        states, tokens, shows = states[about], tokens[about], shows[about]
+        asked = F.normalize(self.ask(states), dim=-1)
+        scores = _COSINE_SCALE * (F.normalize(tokens, dim=-1) @ asked[:, :, None]).squeeze(-1)
+        hits = scores.masked_fill(~shows, float("-inf")).logsumexp(1)
+        return (scores.logsumexp(1) - hits).mean()
 
     @torch.no_grad()
     def share_seen(self, tokens: torch.Tensor, labels: dict[str, torch.Tensor]) -> dict[str, float]:
@@ -79,6 +112,18 @@ class VisualHeads(nn.Module):
         weights = like.new_ones(1 + len(self.names[kind]))
         weights[0] = NOTHING_WEIGHT
         return weights
+
+
+def _point(
+    tokens: torch.Tensor, answers: list[torch.Tensor], labels: torch.Tensor, embedding: torch.Tensor
+) -> torch.Tensor:
+    rows = torch.stack([embedding[ids].mean(0) for ids in answers])
+    return F.cross_entropy(_COSINE_SCALE * F.normalize(tokens, dim=-1) @ F.normalize(rows, dim=-1).T, labels)
+
+
+def _answer_ids(name: str, category: str, tokenizer: Qwen2Tokenizer) -> torch.Tensor:
+    """Ids of all tokens of an answer, in all languages."""
+    return torch.tensor([i for language in LANGUAGES for i in tokenizer(language.answer(name, category)).input_ids])
 
 
 def _spellings(names: tuple[str, ...], tokenizer: Qwen2Tokenizer) -> list[torch.Tensor]:

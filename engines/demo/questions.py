@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from engines.demo import draw
+from engines.demo.labels import FIRST_BAR
 from engines.demo.layout import Thing
 from engines.demo.scenes import Scene, scene_rng
-from engines.demo.words import CHINESE, ENGLISH, Language, article
+from engines.demo.words import CHINESE, ENGLISH, PLACES, Language, article
 
 CHINESE_SHARE = 0.25
 
 # Centres nearer than this share of a side to a border between two thirds are not asked about: both names
 # would do.
 _BORDER = 0.03
-_ROWS, _COLUMNS = ("top", "middle", "bottom"), ("left", "center", "right")
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,8 @@ class Question:
     answer: str
     language: str
     template: str
+    target: int = 0
+    """The thing or bar asked about, as in the scene's labels of that name; 0 if it is not about a single one."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Fact:
     other: Name = (None, None)
     colour: str | None = None
     event: str | None = None
+    target: int = 0
 
 
 Name = tuple[str | None, str | None]
@@ -74,17 +77,22 @@ def _fits(name: Name, thing: Thing) -> bool:
 def _colours(scene: Scene, rng: np.random.Generator) -> list[Fact]:
     if len(scene.things) == 1:
         names = [(None, str(rng.choice([scene.things[0].shape, "object"])))]
-        return [Fact("colour", scene.things[0].colour, names[0])]
+        return [Fact("colour", scene.things[0].colour, names[0], target=1)]
     return [
-        Fact("colour", t.colour, (None, t.shape)) for t in scene.things if (None, t.shape) in _handles(scene.things, t)
+        Fact("colour", t.colour, (None, t.shape), target=number)
+        for number, t in enumerate(scene.things, start=1)
+        if (None, t.shape) in _handles(scene.things, t)
     ]
 
 
 def _shapes(scene: Scene, rng: np.random.Generator) -> list[Fact]:
     if len(scene.things) == 1:
-        return [Fact("shape", scene.things[0].shape, (str(rng.choice([scene.things[0].colour, ""])) or None, None))]
+        name = (str(rng.choice([scene.things[0].colour, ""])) or None, None)
+        return [Fact("shape", scene.things[0].shape, name, target=1)]
     return [
-        Fact("shape", t.shape, (t.colour, None)) for t in scene.things if (t.colour, None) in _handles(scene.things, t)
+        Fact("shape", t.shape, (t.colour, None), target=number)
+        for number, t in enumerate(scene.things, start=1)
+        if (t.colour, None) in _handles(scene.things, t)
     ]
 
 
@@ -114,18 +122,15 @@ def place_name(scene: Scene, thing: Thing) -> str | None:
     parts = (thing.y / height, thing.x / width)
     if any(abs(p - border) < _BORDER for p in parts for border in (1 / 3, 2 / 3)):
         return None
-    row, column = _ROWS[int(parts[0] * 3)], _COLUMNS[int(parts[1] * 3)]
-    if row == "middle":
-        return "center" if column == "center" else f"middle {column}"
-    return row if column == "center" else f"{row} {column}"
+    return PLACES[int(parts[0] * 3)][int(parts[1] * 3)]
 
 
 def _positions(scene: Scene, rng: np.random.Generator) -> list[Fact]:
     facts = []
-    for thing in scene.things:
+    for number, thing in enumerate(scene.things, start=1):
         handles, place = _handles(scene.things, thing), place_name(scene, thing)
         if handles and place and thing.move is None:
-            facts.append(Fact("position", place, handles[int(rng.integers(len(handles)))]))
+            facts.append(Fact("position", place, handles[int(rng.integers(len(handles)))], target=number))
     return facts
 
 
@@ -141,13 +146,13 @@ def side_name(thing: Thing, other: Thing) -> str | None:
 
 def _relations(scene: Scene, rng: np.random.Generator) -> list[Fact]:
     facts = []
-    for thing in scene.things:
+    for number, thing in enumerate(scene.things, start=1):
         for other in scene.things:
             mine, theirs = _handles(scene.things, thing), _handles(scene.things, other)
             side = None if thing is other or thing.move or other.move else side_name(thing, other)
             if side and mine and theirs:
                 pick = (int(rng.integers(len(mine))), int(rng.integers(len(theirs))))
-                facts.append(Fact("relation", side, mine[pick[0]], theirs[pick[1]]))
+                facts.append(Fact("relation", side, mine[pick[0]], theirs[pick[1]], target=number))
     rng.shuffle(facts)
     return facts[:3]
 
@@ -184,17 +189,18 @@ def _lists(scene: Scene, rng: np.random.Generator) -> list[Fact]:
 
 def _motions(scene: Scene, rng: np.random.Generator) -> list[Fact]:
     facts = []
-    for thing in scene.things:
+    for number, thing in enumerate(scene.things, start=1):
         handles = _handles(scene.things, thing)
         if thing.move and handles:
-            facts.append(Fact("motion", thing.move, handles[int(rng.integers(len(handles)))]))
+            facts.append(Fact("motion", thing.move, handles[int(rng.integers(len(handles)))], target=number))
     return facts
 
 
 def _charts(scene: Scene, rng: np.random.Generator) -> list[Fact]:
     if scene.chart is None:
         return []
-    return [Fact("chart", str(v), colour=c) for c, v in zip(scene.chart.colours, scene.chart.values, strict=True)]
+    bars = zip(scene.chart.colours, scene.chart.values, strict=True)
+    return [Fact("chart", str(v), colour=c, target=number) for number, (c, v) in enumerate(bars, start=FIRST_BAR)]
 
 
 def _descriptions(scene: Scene, rng: np.random.Generator) -> list[Fact]:
@@ -212,12 +218,12 @@ def _descriptions(scene: Scene, rng: np.random.Generator) -> list[Fact]:
 
 def _whens(scene: Scene, rng: np.random.Generator) -> list[Fact]:
     facts = []
-    for thing in scene.things:
+    for number, thing in enumerate(scene.things, start=1):
         handles = _handles(scene.things, thing)
         if thing.event and handles:
             second = str(round(thing.event.frame * scene.step_s))
             handle = handles[int(rng.integers(len(handles)))]
-            facts.append(Fact("when", second, handle, event=thing.event.name))
+            facts.append(Fact("when", second, handle, event=thing.event.name, target=number))
     return facts
 
 
@@ -264,9 +270,7 @@ def _answer(fact: Fact, language: Language) -> str:
         return fact.answer
     if fact.category == "when":
         return language.seconds.format(fact.answer)
-    if fact.category == "motion" and language is CHINESE:
-        return language.word({"left": "leftward", "right": "rightward"}.get(fact.answer, fact.answer))
-    return language.word(fact.answer)
+    return language.answer(fact.answer, fact.category)
 
 
 def phrase(fact: Fact, language: Language, rng: np.random.Generator) -> Question:
@@ -285,6 +289,7 @@ def phrase(fact: Fact, language: Language, rng: np.random.Generator) -> Question
         _answer(fact, language),
         language.name,
         f"{fact.category}/{language.name}/{number}",
+        fact.target,
     )
 
 

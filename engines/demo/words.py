@@ -6,6 +6,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Names of the ninths of a picture, row by row.
+PLACES = (
+    ("top left", "top", "top right"),
+    ("middle left", "center", "middle right"),
+    ("bottom left", "bottom", "bottom right"),
+)
+
 
 @dataclass(frozen=True)
 class Language:
@@ -33,6 +40,10 @@ class Language:
         """ "red circle", "red object", "circle" or "object", whichever is given."""
         noun = self.word(shape or "object")
         return f"{self.word(colour)}{self.joint}{noun}" if colour else noun
+
+    def answer(self, key: str, category: str) -> str:
+        """An answer of a category. Motion to the left is another word than the left side where a language has one."""
+        return (category == "motion" and self.words.get(f"{key}ward")) or self.word(key)
 
     def describe(self, things: int, leftmost: str, sign: str | None, bars: int | None) -> str:
         """One sentence on a still: how many things, the leftmost one, what a sign says, how many bars a chart has."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engines.demo import draw
-from engines.demo.labels import KINDS, PATCH_PX
+from engines.demo.labels import FIRST_BAR, KINDS, PATCH_PX, TARGET
 from engines.demo.questions import ask, place_name
 from engines.demo.scenes import LEVEL_NAMES, MAX_PIXELS, SPLITS, make_scene, scene_rng
 from engines.demo.words import CATEGORIES
@@ -212,3 +212,29 @@ def test_yes_and_no_are_asked_alike_often() -> None:
 def test_wrong_arguments_are_named(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_scene(**arguments)
+
+
+@pytest.mark.parametrize("level", ["medium", "clip"])
+def test_a_question_about_one_thing_names_its_patches(level: str) -> None:
+    """What the trainer lets the question's last state single out is what the answer is about."""
+    asked = set()
+    for seed in range(40):
+        scene = make_scene("train", seed, level)
+        for question in ask(scene, chinese_share=0.0):
+            if not question.target:
+                continue
+            asked.add(question.category)
+            where = scene.labels[TARGET] == question.target
+            if question.target >= FIRST_BAR:
+                bar = question.target - FIRST_BAR
+                assert question.answer == str(scene.chart.values[bar])
+                assert set(scene.labels["colour"][where]) == {1 + KINDS["colour"].index(scene.chart.colours[bar])}
+                continue
+            thing = scene.things[question.target - 1]
+            assert where.any(axis=(1, 2)).tolist() == [thing.visible(frame) for frame in range(len(scene.frames))]
+            if question.category in ("colour", "shape", "motion"):
+                assert (
+                    question.answer
+                    == {"colour": thing.colour, "shape": thing.shape, "motion": thing.move}[question.category]
+                )
+    assert asked >= {"medium": {"colour", "shape", "position", "relation", "chart"}, "clip": {"motion", "when"}}[level]
