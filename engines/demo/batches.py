@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from transformers import Qwen3VLMoeForConditionalGeneration, Qwen3VLProcessor
 
-from engines.demo.labels import KINDS, TARGET
+from engines.demo.labels import FIRST_BAR, KINDS, TARGET
 from engines.demo.questions import Question
 from engines.demo.scenes import Scene
 
@@ -29,7 +29,7 @@ class Batch:
     question: int64 (B, L), the running number of the question a target belongs to, -1 elsewhere
     questions: the questions by that number
     quadrants: per kind of engines.demo.labels.KINDS int64 (V, 4), labels of the patches under a visual token
-    asking: int64 (Q, 3) for the questions about a single thing: row, place of the last prompt token, and the thing
+    ninths: int64 (V,), in which ninth of its picture the thing lies that a visual token shows, or NO_LABEL
     places: float (V, 2), how far down and how far right in its picture a visual token lies, 0-1
     """
 
@@ -38,7 +38,7 @@ class Batch:
     question: torch.Tensor
     questions: list[Question]
     quadrants: dict[str, torch.Tensor]
-    asking: torch.Tensor
+    ninths: torch.Tensor
     places: torch.Tensor
 
 
@@ -79,6 +79,16 @@ def quadrant_labels(scene: Scene, merge: int, temporal: int) -> dict[str, np.nda
         blocks = grid.reshape(frames, rows // merge, merge, columns // merge, merge)
         arranged[kind] = blocks.transpose(0, 1, 3, 2, 4).reshape(-1, merge * merge)
     return arranged
+
+
+def thing_ninths(scene: Scene, targets: np.ndarray) -> np.ndarray:
+    """Of the thing under each visual token, where its centre starts out: int64 (tokens,), row by row of ninths."""
+    height, width = scene.image.shape[:2]
+    ninths = [int(3 * t.y / height) * 3 + int(3 * t.x / width) for t in scene.things]
+    of_target = np.array([NO_LABEL, *ninths])
+    shown = targets.max(1)
+    shown[shown >= FIRST_BAR] = 0
+    return of_target[shown]
 
 
 def token_places(scene: Scene, token_px: int, temporal: int) -> np.ndarray:
@@ -155,7 +165,6 @@ class Packer:
         positions = torch.zeros(3, *size, dtype=torch.long)
         segment = torch.full(size, -1)  # -1 padding, 0 prefix, 1... questions
         flat: list[Question] = []
-        asking: list[tuple[int, int, int]] = []
         for r, (row, questions) in enumerate(zip(rows, asked, strict=True)):
             ids[r, : len(prefix)] = prefix
             positions[:, r, : len(prefix)] = prefix_positions
@@ -170,8 +179,6 @@ class Packer:
                 targets[r, answer_at - 1 : end - 1] = tokens[len(prompt) :]
                 number[r, answer_at - 1 : end - 1] = len(flat)
                 flat.append(question)
-                if question.target:
-                    asking.append((r, answer_at - 1, question.target))
                 at = end
         same = segment[:, :, None] == segment[:, None, :]
         mask = (same | (segment[:, None, :] == 0)).tril()
@@ -179,8 +186,7 @@ class Packer:
         merge, temporal = sizes.merge_size, sizes.temporal_patch_size
         labels = [quadrant_labels(scene, merge, temporal) for scene in scenes]
         quadrants = {k: torch.from_numpy(np.concatenate([part[k] for part in labels])) for k in labels[0]}
+        ninths = np.concatenate([thing_ninths(s, found[TARGET]) for s, found in zip(scenes, labels, strict=True)])
         places = np.concatenate([token_places(scene, sizes.patch_size * merge, temporal) for scene in scenes])
         inputs = {"input_ids": ids, "position_ids": positions, "attention_mask": mask[:, None], **media}
-        return Batch(
-            inputs, targets, number, flat, quadrants, torch.tensor(asking).view(-1, 3), torch.from_numpy(places)
-        )
+        return Batch(inputs, targets, number, flat, quadrants, torch.from_numpy(ninths), torch.from_numpy(places))

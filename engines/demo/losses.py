@@ -6,10 +6,9 @@ Answers alone teach the vision tower very slowly. Auxiliary losses tell it what 
   spellings), so that a question's word can find the visual token it is about;
 - places: a linear head reads off where in its picture the token lies. Without it the tower forgets its own
   position embedding;
-- answers: the token should point in embedding space towards the words that answer where it is and which way it
-  moves. What only a head can read off, the language model was slow to find;
-- asking: half way up the language model, the last state of a question about one thing should single that thing's
-  visual tokens out. Binding a name to the thing that bears it comes last otherwise.
+- pointing: a token that shows a thing should point in embedding space towards the words that say where the thing is
+  and which way it moves, and any other token towards no such word. What only a head can read off, or what every
+  token says of itself, a language model that looks at all of them at once was slow to find.
 The heads are thrown away after training.
 """
 
@@ -26,6 +25,7 @@ from engines.demo.words import LANGUAGES, PLACES
 
 NOTHING_WEIGHT = 0.15  # most tokens show background; without this they would drown the rest
 _COSINE_SCALE = 12.0
+NO_THING = -100
 # What is hard to see weighs more.
 _KIND_WEIGHTS = {"shape": 2.0, "character": 3.0}
 
@@ -43,7 +43,6 @@ class VisualHeads(nn.Module):
         self.place = nn.Linear(width, 2)
         self.nothing = nn.ParameterDict({kind: nn.Parameter(torch.randn(width)) for kind in ("colour", "shape")})
         self.spellings = {kind: _spellings(self.names[kind], tokenizer) for kind in self.nothing}
-        self.ask = nn.Linear(width, width, bias=False)
         self.place_answers = [_answer_ids(name, "position", tokenizer) for row in PLACES for name in row]
         self.motion_answers = [_answer_ids(name, "motion", tokenizer) for name in self.names["motion"]]
 
@@ -61,30 +60,21 @@ class VisualHeads(nn.Module):
         return 9 * F.mse_loss(self.place(tokens), places)
 
     def pointing_loss(
-        self, tokens: torch.Tensor, labels: dict[str, torch.Tensor], places: torch.Tensor, embedding: torch.Tensor
+        self, tokens: torch.Tensor, labels: dict[str, torch.Tensor], ninths: torch.Tensor, embedding: torch.Tensor
     ) -> torch.Tensor:
-        """Cross entropy of cosines between visual tokens and the answers on their place, and on their motion."""
-        thirds = (places * 3).long().clamp_max(2)
-        losses = [_point(tokens, self.place_answers, thirds[:, 0] * 3 + thirds[:, 1], embedding)]
+        """Cross entropy of cosines between visual tokens and the answers on place, and on motion where a thing moves.
+
+        ninths int64 (V,): of the thing that a token shows, NO_THING where it shows none.
+        """
+        place = _cosines(tokens, self.place_answers, embedding)
+        losses = [F.cross_entropy(place, ninths, ignore_index=NO_THING)] if (ninths != NO_THING).any() else []
+        if (ninths == NO_THING).any():
+            losses.append(-place[ninths == NO_THING].log_softmax(-1).mean())  # least where all are alike
         motion = labels["motion"].amax(1)
         if (motion > 0).any():
-            losses.append(_point(tokens[motion > 0], self.motion_answers, motion[motion > 0] - 1, embedding))
+            cosines = _cosines(tokens[motion > 0], self.motion_answers, embedding)
+            losses.append(F.cross_entropy(cosines, motion[motion > 0] - 1))
         return torch.stack(losses).sum()
-
-    def asking_loss(self, states: torch.Tensor, tokens: torch.Tensor, shows: torch.Tensor) -> torch.Tensor:
-        """Mean negative log of the weight that the questions give to what they are about.
-
-        states (Q, width): of the questions; tokens (Q, T, width): the visual tokens of each one's scene; shows (Q, T)
-        bool: which of them show what is asked about. Questions about what no token shows do not count.
-        """
-        about = shows.any(1)
-        if not about.any():
-            return 0 * self.ask.weight.sum()  # workers average the gradients of the same parameters at every step
-        states, tokens, shows = states[about], tokens[about], shows[about]
-        asked = F.normalize(self.ask(states), dim=-1)
-        scores = _COSINE_SCALE * (F.normalize(tokens, dim=-1) @ asked[:, :, None]).squeeze(-1)
-        hits = scores.masked_fill(~shows, float("-inf")).logsumexp(1)
-        return (scores.logsumexp(1) - hits).mean()
 
     @torch.no_grad()
     def share_seen(self, tokens: torch.Tensor, labels: dict[str, torch.Tensor]) -> dict[str, float]:
@@ -114,11 +104,10 @@ class VisualHeads(nn.Module):
         return weights
 
 
-def _point(
-    tokens: torch.Tensor, answers: list[torch.Tensor], labels: torch.Tensor, embedding: torch.Tensor
-) -> torch.Tensor:
+def _cosines(tokens: torch.Tensor, answers: list[torch.Tensor], embedding: torch.Tensor) -> torch.Tensor:
+    """Scaled cosines between tokens (V, width) and the mean embeddings of the answers: (V, answers)."""
     rows = torch.stack([embedding[ids].mean(0) for ids in answers])
-    return F.cross_entropy(_COSINE_SCALE * F.normalize(tokens, dim=-1) @ F.normalize(rows, dim=-1).T, labels)
+    return _COSINE_SCALE * F.normalize(tokens, dim=-1) @ F.normalize(rows, dim=-1).T
 
 
 def _answer_ids(name: str, category: str, tokenizer: Qwen2Tokenizer) -> torch.Tensor:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from engines.demo import draw
-from engines.demo.labels import FIRST_BAR
 from engines.demo.layout import Thing
 from engines.demo.scenes import Scene, scene_rng
 from engines.demo.words import CHINESE, ENGLISH, PLACES, Language, article
@@ -31,8 +30,6 @@ class Question:
     answer: str
     language: str
     template: str
-    target: int = 0
-    """The thing or bar asked about, as in the scene's labels of that name; 0 if it is not about a single one."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,6 @@ class Fact:
     other: Name = (None, None)
     colour: str | None = None
     event: str | None = None
-    target: int = 0
 
 
 Name = tuple[str | None, str | None]
@@ -77,22 +73,18 @@ def _fits(name: Name, thing: Thing) -> bool:
 def _colours(scene: Scene, rng: np.random.Generator) -> list[Fact]:
     if len(scene.things) == 1:
         names = [(None, str(rng.choice([scene.things[0].shape, "object"])))]
-        return [Fact("colour", scene.things[0].colour, names[0], target=1)]
+        return [Fact("colour", scene.things[0].colour, names[0])]
     return [
-        Fact("colour", t.colour, (None, t.shape), target=number)
-        for number, t in enumerate(scene.things, start=1)
-        if (None, t.shape) in _handles(scene.things, t)
+        Fact("colour", t.colour, (None, t.shape)) for t in scene.things if (None, t.shape) in _handles(scene.things, t)
     ]
 
 
 def _shapes(scene: Scene, rng: np.random.Generator) -> list[Fact]:
     if len(scene.things) == 1:
         name = (str(rng.choice([scene.things[0].colour, ""])) or None, None)
-        return [Fact("shape", scene.things[0].shape, name, target=1)]
+        return [Fact("shape", scene.things[0].shape, name)]
     return [
-        Fact("shape", t.shape, (t.colour, None), target=number)
-        for number, t in enumerate(scene.things, start=1)
-        if (t.colour, None) in _handles(scene.things, t)
+        Fact("shape", t.shape, (t.colour, None)) for t in scene.things if (t.colour, None) in _handles(scene.things, t)
     ]
 
 
@@ -127,10 +119,10 @@ def place_name(scene: Scene, thing: Thing) -> str | None:
 
 def _positions(scene: Scene, rng: np.random.Generator) -> list[Fact]:
     facts = []
-    for number, thing in enumerate(scene.things, start=1):
+    for thing in scene.things:
         handles, place = _handles(scene.things, thing), place_name(scene, thing)
         if handles and place and thing.move is None:
-            facts.append(Fact("position", place, handles[int(rng.integers(len(handles)))], target=number))
+            facts.append(Fact("position", place, handles[int(rng.integers(len(handles)))]))
     return facts
 
 
@@ -146,13 +138,13 @@ def side_name(thing: Thing, other: Thing) -> str | None:
 
 def _relations(scene: Scene, rng: np.random.Generator) -> list[Fact]:
     facts = []
-    for number, thing in enumerate(scene.things, start=1):
+    for thing in scene.things:
         for other in scene.things:
             mine, theirs = _handles(scene.things, thing), _handles(scene.things, other)
             side = None if thing is other or thing.move or other.move else side_name(thing, other)
             if side and mine and theirs:
                 pick = (int(rng.integers(len(mine))), int(rng.integers(len(theirs))))
-                facts.append(Fact("relation", side, mine[pick[0]], theirs[pick[1]], target=number))
+                facts.append(Fact("relation", side, mine[pick[0]], theirs[pick[1]]))
     rng.shuffle(facts)
     return facts[:3]
 
@@ -189,18 +181,17 @@ def _lists(scene: Scene, rng: np.random.Generator) -> list[Fact]:
 
 def _motions(scene: Scene, rng: np.random.Generator) -> list[Fact]:
     facts = []
-    for number, thing in enumerate(scene.things, start=1):
+    for thing in scene.things:
         handles = _handles(scene.things, thing)
         if thing.move and handles:
-            facts.append(Fact("motion", thing.move, handles[int(rng.integers(len(handles)))], target=number))
+            facts.append(Fact("motion", thing.move, handles[int(rng.integers(len(handles)))]))
     return facts
 
 
 def _charts(scene: Scene, rng: np.random.Generator) -> list[Fact]:
     if scene.chart is None:
         return []
-    bars = zip(scene.chart.colours, scene.chart.values, strict=True)
-    return [Fact("chart", str(v), colour=c, target=number) for number, (c, v) in enumerate(bars, start=FIRST_BAR)]
+    return [Fact("chart", str(v), colour=c) for c, v in zip(scene.chart.colours, scene.chart.values, strict=True)]
 
 
 def _descriptions(scene: Scene, rng: np.random.Generator) -> list[Fact]:
@@ -218,12 +209,12 @@ def _descriptions(scene: Scene, rng: np.random.Generator) -> list[Fact]:
 
 def _whens(scene: Scene, rng: np.random.Generator) -> list[Fact]:
     facts = []
-    for number, thing in enumerate(scene.things, start=1):
+    for thing in scene.things:
         handles = _handles(scene.things, thing)
         if thing.event and handles:
             second = str(round(thing.event.frame * scene.step_s))
             handle = handles[int(rng.integers(len(handles)))]
-            facts.append(Fact("when", second, handle, event=thing.event.name, target=number))
+            facts.append(Fact("when", second, handle, event=thing.event.name))
     return facts
 
 
@@ -289,7 +280,6 @@ def phrase(fact: Fact, language: Language, rng: np.random.Generator) -> Question
         _answer(fact, language),
         language.name,
         f"{fact.category}/{language.name}/{number}",
-        fact.target,
     )
 
 

@@ -33,7 +33,6 @@ from engines.demo import build, losses
 from engines.demo.batches import NO_LABEL, Batch, Packer
 from engines.demo.curriculum import TOWER_STEPS, Lesson, draw_lesson
 from engines.demo.experts import use_sorted_experts
-from engines.demo.labels import TARGET
 from engines.demo.optim import Optimizers
 from engines.demo.workers import any_worker, average_gradients, place, run_workers
 
@@ -62,10 +61,6 @@ class Recipe:
     place_weight: float = 1.0
     balance_weight: float = 0.02
     pointing_weight: float = 0.25
-    asking_weight: float = 0.3
-    # The steps at which these two were found to be missing. Earlier is likely better.
-    pointing_from: int = 2_500
-    asking_from: int = 2_750
     model: dict[str, int] = field(default_factory=dict)  # overrides of build.demo_config, for tests
 
 
@@ -122,9 +117,7 @@ class Trainer:
         parts: dict[str, torch.Tensor] = {}
         right: list[bool] = []
         if batch.questions:
-            output = self.model.model(
-                **batch.inputs, output_router_logits=True, output_hidden_states=True, use_cache=False
-            )
+            output = self.model.model(**batch.inputs, output_router_logits=True, use_cache=False)
             media = output.image_outputs or output.video_outputs
             places = batch.targets != NO_LABEL
             logits = self.model.lm_head(output.last_hidden_state[places])
@@ -144,16 +137,8 @@ class Trainer:
         embedding = self.model.get_input_embeddings().weight
         parts["quadrants"] = recipe.quadrant_weight * self.heads.quadrant_loss(tokens, batch.quadrants)
         parts["words"] = recipe.word_weight * self.heads.word_loss(tokens, batch.quadrants, embedding)
-        if self.step >= recipe.asking_from and batch.questions:
-            row, at, target = batch.asking.unbind(1)
-            shown = batch.quadrants[TARGET].view(len(batch.targets), -1, batch.quadrants[TARGET].shape[1])
-            states = output.hidden_states[config.num_hidden_layers // 2 + 1][row, at]
-            scenes = tokens.view(len(batch.targets), -1, tokens.shape[-1])[row]
-            shows = (shown[row] == target[:, None, None]).any(-1)
-            parts["asking"] = recipe.asking_weight * self.heads.asking_loss(states, scenes, shows)
-        if self.step >= recipe.pointing_from:
-            pointing = self.heads.pointing_loss(tokens, batch.quadrants, batch.places, embedding)
-            parts["pointing"] = recipe.pointing_weight * pointing
+        pointing = self.heads.pointing_loss(tokens, batch.quadrants, batch.ninths, embedding)
+        parts["pointing"] = recipe.pointing_weight * pointing
         parts["places"] = recipe.place_weight * self.heads.place_loss(tokens, batch.places)
         total = torch.stack(list(parts.values())).sum()
         seen = self.heads.share_seen(tokens, batch.quadrants)
@@ -218,7 +203,7 @@ class Trainer:
         self._check_recipe(history["recipe"], folder)
         weights = type(self.model).from_pretrained(folder, dtype=torch.float32).state_dict()
         self.model.load_state_dict(weights)
-        self.heads.load_state_dict(load_file(folder / HEADS), strict=False)
+        self.heads.load_state_dict(load_file(folder / HEADS))
         self.step, self.images = history["step"], history["images"]
         self.started = (*history["started"], self.step)
 
