@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from engines.checkpoint import Checkpoint
     from engines.compare import Comparison
     from engines.engine import Engine
     from engines.evaluation import Report
@@ -25,6 +26,7 @@ Full and compressed Qwen-VL-MoE, side by side.
   python launch.py --model Qwen/Qwen3-VL-30B-A3B-Instruct --device cuda
   python launch.py run photo.jpg --question "What is this?" --compare --set pruning.keep_ratio=0.25
   python launch.py eval --set pruning.keep_ratio=0.25                 accuracy on the labelled benchmark
+  python launch.py calibrate experts                measure what expert skipping needs to know of the checkpoint
   python launch.py check                            say what this device can do, and why not where it can't
 """
 
@@ -69,6 +71,17 @@ def build_parser() -> argparse.ArgumentParser:
     )
     page.add_argument(
         "--open", action=argparse.BooleanOptionalAction, default=True, help="open the page in a browser (default: yes)"
+    )
+    endpoint = parser.add_argument_group("the OpenAI-compatible endpoint, /v1 and /metrics")
+    endpoint.add_argument(
+        "--api",
+        action=argparse.BooleanOptionalAction,
+        help="--api lets in whoever reaches the port, without a key; --no-api switches the endpoint off. Default: with "
+        "--api-keys on, for holders of a key; without, on for programs on this machine if --host is a loopback "
+        "address and neither --auth nor --share is given, and off otherwise",
+    )
+    endpoint.add_argument(
+        "--api-keys", type=Path, metavar="FILE", help="let in holders of a key only: one tenant:key a line"
     )
     parser.set_defaults(command=command_serve)
 
@@ -119,6 +132,27 @@ def build_parser() -> argparse.ArgumentParser:
     evaluation.add_argument("--json", action="store_true", help="print scores and all answers as JSON")
     evaluation.set_defaults(command=command_eval)
 
+    calibration = commands.add_parser(
+        "calibrate",
+        help="measure what expert skipping needs to know of a checkpoint",
+        description="Measure how much each layer's experts matter and find the thresholds of experts.method=modality "
+        "that skip the target share at least damage, on prompts like the benchmark's. They are kept in the user's "
+        "cache folder and used from then on; the result goes to stdout, progress to stderr.",
+    )
+    _add_model_options(calibration, default=argparse.SUPPRESS)
+    calibration.add_argument("what", metavar="experts", help="what to calibrate")
+    calibration.add_argument(
+        "--every", type=int, default=60, metavar="N", help="use every Nth prompt of the 1,500 (default: %(default)s)"
+    )
+    calibration.add_argument(
+        "--target",
+        type=float,
+        default=0.5,
+        metavar="SHARE",
+        help="share of all (token, expert) pairs to skip (default: %(default)s)",
+    )
+    calibration.set_defaults(command=command_calibrate)
+
     check = commands.add_parser(
         "check",
         help="say what this device can do",
@@ -137,7 +171,8 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         metavar="GROUP.NAME=VALUE",
         dest="assignments",
         help="a compression setting, such as pruning.keep_ratio=0.5, pruning.method=random, experts.top_k=2, "
-        "precision.all=int8, precision.vision=bf16, modality.image=false, cache.encoder=true; may be repeated",
+        "experts.method=modality, precision.all=int8, precision.vision=bf16, modality.image=false, cache.encoder=true; "
+        "may be repeated",
     )
 
 
@@ -165,10 +200,21 @@ def command_serve(options: argparse.Namespace) -> None:
     auth = _parse_auth(options.auth)
     if options.max_upload_mb < 1:
         raise UsageError(f"--max-upload-mb is {options.max_upload_mb}; it must be at least 1.")
+    if options.api is False and options.api_keys is not None:
+        raise UsageError("--no-api and --api-keys exclude each other.")
+    from app.api.gate import Gate, read_keys
+
+    gate = Gate.choose(
+        host=options.host,
+        keys=read_keys(options.api_keys) if options.api_keys is not None else None,
+        wanted=options.api,
+        guarded=auth is not None or options.share,
+    )
     _check_port(options.host, options.port)
     engine = _load(options)
-    from app.workbench import serve
+    from app.server import serve
 
+    folder = Path(options.model).expanduser()
     serve(
         engine,
         host=options.host,
@@ -177,6 +223,9 @@ def command_serve(options: argparse.Namespace) -> None:
         auth=auth,
         max_upload_mb=options.max_upload_mb,
         open_browser=options.open,
+        # Clients see no more of a path than the folder's name.
+        model_name=folder.resolve().name if folder.is_dir() else options.model,
+        gate=gate,
     )
 
 
@@ -206,15 +255,21 @@ def _check_port(host: str, port: int) -> None:
 
 
 def _load(options: argparse.Namespace) -> Engine:
+    from engines.engine import Engine
+
+    return Engine(_load_checkpoint(options))
+
+
+def _load_checkpoint(options: argparse.Namespace) -> Checkpoint:
     import transformers
 
-    from engines.engine import load_engine
+    from engines.checkpoint import load_checkpoint
 
     print(f"Loading {options.model} ...", file=sys.stderr)
     transformers.logging.set_verbosity_error()
     if options.model == "demo":
         transformers.logging.disable_progress_bar()
-    return load_engine(options.model, options.device, options.dtype)
+    return load_checkpoint(options.model, options.device, options.dtype)
 
 
 # ---- one question without a browser ----
@@ -324,6 +379,7 @@ _SHOWN: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("time per output token", "tpot", _milliseconds),
     ("end to end", "total", _milliseconds),
     ("visual tokens", "visual_tokens", _whole),
+    ("expert pairs computed", "expert_pairs", _whole),
     ("peak memory", "peak_memory", _mebibytes),
     ("weights", "weights", _mebibytes),
     ("KV cache", "kv_cache", _mebibytes),
@@ -334,7 +390,6 @@ _SHOWN: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
 
 
 def command_eval(options: argparse.Namespace) -> None:
-    import itertools
     import tempfile
     import time
 
@@ -353,8 +408,8 @@ def command_eval(options: argparse.Namespace) -> None:
     engine.check(config)
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="workbench-eval-") as folder:
-        items = itertools.islice(benchmark.items(options.set, Path(folder)), 0, None, options.every)
-        total = -(-benchmark.size(options.set) // options.every)
+        items = benchmark.items(options.set, Path(folder), options.every)
+        total = benchmark.size(options.set, options.every)
         pace_s = 0.2 if sys.stderr.isatty() else 10  # a log needs no animation
         asked = evaluation.evaluate(engine, items, config)
         bar = tqdm(asked, total=total, unit="question", file=sys.stderr, mininterval=pace_s)
@@ -398,6 +453,50 @@ def _describe_report(report: Report) -> str:
     return "\n".join(lines)
 
 
+# ---- what expert skipping needs to know ----
+
+
+def command_calibrate(options: argparse.Namespace) -> None:
+    import tempfile
+
+    from tqdm import tqdm
+
+    from engines.demo import benchmark
+    from engines.experts.calibrate import calibrate
+    from engines.results import RunRequest
+
+    if options.what != "experts":
+        raise UsageError(f"There is no calibration of {options.what}; the only one is experts.")
+    if options.every < 1:
+        raise UsageError(f"--every is {options.every}; it must be at least 1.")
+    if not 0 < options.target < 1:
+        raise UsageError(f"--target is {options.target}; it must be above 0 and below 1.")
+    # Not through the engine, which would refuse an earlier calibration that cannot be read.
+    checkpoint = _load_checkpoint(options)
+    bars: dict[str, tqdm] = {}
+
+    def progress(what: str, done: int, total: int) -> None:
+        if what not in bars:
+            bars[what] = tqdm(total=total, desc=what, unit="round", file=sys.stderr)
+        bars[what].update(done - bars[what].n)
+
+    with tempfile.TemporaryDirectory(prefix="workbench-calibrate-") as folder:
+        # Not the scenes that `eval` asks about.
+        items = benchmark.items("all", Path(folder), options.every, split="validation")
+        total = benchmark.size("all", options.every)
+        prompts = tqdm(items, total=total, desc="prompts", unit="prompt", file=sys.stderr)
+        requests = (RunRequest(item.question, item.media, frames=item.frames) for item in prompts)
+        found = calibrate(checkpoint, requests, options.target, progress)
+    for bar in bars.values():
+        bar.close()
+    print("layer importances   " + " ".join(f"{importance:.2f}" for importance in found.importances))
+    for method, chosen in found.options.items():
+        print("\n".join(f"{method + '.' + name:32}{value:g}" for name, value in chosen.items()))
+    print(f"{'pairs skipped':32}{found.skipped:.1%} of them, asked for {found.target:.1%}")
+    print(f"{'divergence from the full model':32}{found.divergence:.4f} nats, mean over {found.prompts} prompts")
+    print(f"{'kept in':32}{found.save()}")
+
+
 # ---- what this device can do ----
 
 
@@ -417,6 +516,8 @@ def command_check(options: argparse.Namespace) -> None:
     show(offered.precisions)
     print("Pruning methods")
     show(offered.pruning)
+    print("Expert skipping")
+    show(offered.skipping)
     print("Others")
     show(offered.others)
 

@@ -7,19 +7,22 @@ back without loss, so no control can be one that changes nothing.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from engines.config import CompressionConfig, allowed_range
-from engines.pruning.base import MethodDescription
+from engines.config import CompressionConfig, allowed_range, type_name
+from engines.methods import MethodDescription
 from engines.results import Capabilities, Capability
 
 Kind = Literal["choice", "switch", "number"]
-METHOD = ("pruning", "method")
-TOP_K = ("experts", "top_k")
+METHOD, OPTIONS = "method", "options"
+EXPERTS = "experts"
+TOP_K = (EXPERTS, "top_k")
 PRECISION = "precision"
-OPTIONS = ("pruning", "options")
+
+Methods = Mapping[str, Sequence[MethodDescription]]
+"""The methods to choose from, by the group of settings that has them."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Control:
     choices: tuple[tuple[str, str], ...] = ()
     """(what the page shows, value)"""
     method: str = ""
-    """The pruning method whose parameter it is, if it is one."""
+    """The method whose parameter it is, if it is one."""
     why_not: str = ""
     """Why it cannot be used here; empty when it can."""
 
@@ -47,26 +50,31 @@ class Control:
         return ".".join((*self.path[:2], self.method, *self.path[2:]) if self.method else self.path)
 
 
-def make_controls(capabilities: Capabilities, methods: Sequence[MethodDescription]) -> tuple[Control, ...]:
+def make_controls(capabilities: Capabilities, methods: Methods) -> tuple[Control, ...]:
     """Every setting of CompressionConfig and every method's own parameters, in the order of the page."""
+    offered = {"pruning": capabilities.pruning, EXPERTS: capabilities.skipping}
     controls: list[Control] = []
     for section in dataclasses.fields(CompressionConfig):
+        found: list[Control] = []
         for item in dataclasses.fields(section.default_factory):  # type: ignore[arg-type]
             path = (section.name, item.name)
-            if path == OPTIONS:
-                controls += [
-                    described((*OPTIONS, name), default, metadata, kind, method=method.name)
-                    for method in methods
+            if item.name == OPTIONS:
+                found += [
+                    described((*path, name), default, metadata, kind, method=method.name)
+                    for method in methods[section.name]
                     for name, default, metadata, kind in method.parameters
                 ]
-            elif path == METHOD:
-                controls.append(_method(item, capabilities.pruning, methods))
+            elif item.name == METHOD:
+                found.append(_method(path, item, offered[section.name], methods[section.name]))
             elif path == TOP_K:
-                controls.append(_top_k(item, capabilities))
+                found.append(_top_k(item, capabilities))
             elif section.name == PRECISION:
-                controls.append(_precision(item, capabilities.precisions))
+                found.append(_precision(item, capabilities.precisions))
             else:
-                controls.append(described(path, item.default, item.metadata, str(item.type)))
+                found.append(described(path, item.default, item.metadata, type_name(item)))
+        if section.name == EXPERTS and capabilities.own_top_k is None:
+            found = [dataclasses.replace(control, why_not="This model has no experts.") for control in found]
+        controls += found
     return tuple(controls)
 
 
@@ -95,7 +103,10 @@ def described(path: tuple[str, ...], default: Any, metadata: Any, kind: str, met
 
 
 def _method(
-    item: dataclasses.Field, capabilities: Sequence[Capability], methods: Sequence[MethodDescription]
+    path: tuple[str, str],
+    item: dataclasses.Field,
+    capabilities: Sequence[Capability],
+    methods: Sequence[MethodDescription],
 ) -> Control:
     refused = {capability.name: capability.reason for capability in capabilities if not capability.available}
     usable = [method for method in methods if method.name not in refused]
@@ -104,7 +115,7 @@ def _method(
     ]
     default = item.default if any(method.name == item.default for method in usable) else usable[0].name
     return Control(
-        METHOD,
+        path,
         item.metadata["label"],
         " ".join([item.metadata["help"], *reasons]),
         "choice",
@@ -117,10 +128,7 @@ def _top_k(item: dataclasses.Field, capabilities: Capabilities) -> Control:
     own = capabilities.own_top_k
     metadata = item.metadata
     if own is None:
-        return Control(
-            TOP_K, metadata["label"], metadata["help"], "number", 1, low=1, high=2, whole=True,
-            why_not="This model has no experts.",
-        )  # fmt: skip
+        return Control(TOP_K, metadata["label"], metadata["help"], "number", 1, low=1, high=2, whole=True)
     note = f" Here that is {own} of {capabilities.experts}."
     if own == 1:
         return Control(
@@ -147,10 +155,11 @@ def _precision(item: dataclasses.Field, capabilities: Sequence[Capability]) -> C
 def to_config(controls: Sequence[Control], values: Sequence[Any]) -> CompressionConfig:
     """The configuration that the controls show. ValueError, with a sentence, where a value cannot be used."""
     built: dict[str, dict[str, Any]] = CompressionConfig.full().to_dict()
-    built["pruning"]["options"] = {}
-    chosen = next(value for control, value in zip(controls, values, strict=True) if control.path == METHOD)
+    chosen = {
+        control.path[0]: value for control, value in zip(controls, values, strict=True) if control.path[1] == METHOD
+    }
     for control, value in zip(controls, values, strict=True):
-        if control.why_not or (control.method and control.method != chosen):
+        if control.why_not or (control.method and control.method != chosen[control.path[0]]):
             continue
         if control.kind == "number":
             value = _number(control, value)
@@ -170,11 +179,12 @@ def to_values(controls: Sequence[Control], config: CompressionConfig) -> list[An
     values = config.to_dict()
     shown = []
     for control in controls:
+        section = values[control.path[0]]
         if control.method:
-            own = config.pruning.options if control.method == config.pruning.method else {}
+            own = section[OPTIONS] if control.method == section[METHOD] else {}
             shown.append(own.get(control.path[-1], control.default))
             continue
-        value = values[control.path[0]][control.path[1]]
+        value = section[control.path[1]]
         shown.append(control.default if control.path == TOP_K and value is None else value)
     return shown
 
@@ -190,14 +200,24 @@ def _number(control: Control, value: Any) -> int | float:
 def summary(config: CompressionConfig, controls: Sequence[Control]) -> list[str]:
     """What is switched on, one short phrase each; empty when the configuration is the full model."""
     labels = {control.path: control.label for control in controls if not control.method}
-    method = next(control for control in controls if control.path == METHOD)
-    names = {value: label for label, value in method.choices}
+    names = {
+        control.path[0]: {value: label for label, value in control.choices}
+        for control in controls
+        if control.path[1] == METHOD
+    }
     full, found = CompressionConfig.full(), []
     if config.pruning.active:
         found.append(f"keeps {config.pruning.keep_ratio * 100:.0f} % of visual tokens")
-        found.append(names.get(config.pruning.method, config.pruning.method))
+        found.append(names["pruning"].get(config.pruning.method, config.pruning.method))
+        if config.pruning.scope != full.pruning.scope:
+            found.append(f"one budget for each {config.pruning.scope}")
+        found += ["merges what it drops"] if config.pruning.merge else []
     if config.experts.top_k is not None:
         found.append(f"{config.experts.top_k} experts per token")
+    if config.experts.skipping:
+        found.append(f"skips experts: {names[EXPERTS].get(config.experts.method, config.experts.method)}")
+    if not config.experts.renormalise:
+        found.append("weights not renormalised")
     precisions = dataclasses.asdict(config.precision)
     if len(set(precisions.values())) == 1:
         if config.precision != full.precision:

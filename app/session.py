@@ -196,6 +196,11 @@ class Tickets:
         if ticket is not None:
             ticket.cancel.set()
 
+    def pending(self) -> int:
+        """Runs that are wanted and have not ended."""
+        with self._lock:
+            return sum(not ticket.cancel.is_set() for ticket in self._by_visitor.values())
+
     def drop(self, visitor: str, number: int) -> None:
         with self._lock:
             ticket = self._by_visitor.get(visitor)

@@ -3,57 +3,46 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import gradio as gr
 
-from app import runs, theme
+from app import runs
+from app.observed import WorkbenchEngine
 from app.panels.answers import answers_html, verdict_html
 from app.panels.ask import MOST_REPEATS, AskPanel, frame_sampling
 from app.panels.caches import CachesPanel, caches_html
+from app.panels.experts import ExpertsPanel
 from app.panels.header import TITLE, draw_header
 from app.panels.heatmap import HeatmapPanel
 from app.panels.settings import SettingsPanel
 from app.panels.waterfall import WaterfallPanel
 from app.session import Phase, Session, Tickets
-from engines.compare import Runner
+from app.turnstile import PAGE, Turnstile
 from engines.config import SamplingConfig
 from engines.media import MIB, MediaLimits
-from engines.results import CacheStats, Capabilities, RunRequest
+from engines.results import RunRequest
 
 log = logging.getLogger(__name__)
 
 SAMPLES = Path(__file__).resolve().parent.parent / "assets" / "samples"
-QUEUE_SIZE = 16
-SESSIONS = 200
 # Uploaded and made files are deleted when they are this old, looked at this often.
 FILE_AGE_S, CLEAN_EVERY_S = 6 * 3600, 900
-
-
-class WorkbenchEngine(Runner, Protocol):
-    """What the page needs of an engine."""
-
-    def capabilities(self) -> Capabilities: ...
-
-    def cache_totals(self) -> dict[str, CacheStats]: ...
-
-    def clear_caches(self) -> None: ...
 
 
 class Workbench:
     """The handlers of the page. Everything about a visitor is in the Session that Gradio hands in."""
 
-    def __init__(self, engine: WorkbenchEngine, limits: MediaLimits) -> None:
+    def __init__(self, engine: WorkbenchEngine, limits: MediaLimits, turnstile: Turnstile | None = None) -> None:
         self.engine = engine
         self.limits = limits
         self.tickets = Tickets()
-        # Gradio lets the next run start when a page is closed, which can be before the engine has let go of the last.
-        self.busy = threading.Lock()
+        # Gradio's queue keeps the page's own visitors in order; here they take turns with the endpoint. And Gradio
+        # lets the next run start when a page is closed, which can be before the engine has let go of the last.
+        self.turnstile = turnstile or Turnstile()
 
     def draw(self) -> None:
         self.session = gr.State(Session(), time_to_live=3600)
@@ -72,6 +61,7 @@ class Workbench:
                     self.answers = gr.HTML(answers_html(Session(), self.settings.controls), elem_id="answers")
                 self.waterfall = WaterfallPanel()
                 self.heatmap = HeatmapPanel(self.session)
+                self.experts = ExpertsPanel(self.session, capabilities.own_top_k is not None)
                 self.caches = CachesPanel()
         self._connect()
 
@@ -93,7 +83,8 @@ class Workbench:
             self.run,
             inputs=[self.session, self.ticket, *self.heatmap.inputs],
             outputs=[
-                *state, *self.waterfall.outputs, *self.heatmap.outputs, self.caches.table, self.queue
+                *state, *self.waterfall.outputs, *self.heatmap.outputs, *self.experts.outputs, self.caches.table,
+                self.queue,
             ],
             concurrency_id="engine",
             concurrency_limit=1,
@@ -164,8 +155,8 @@ class Workbench:
             yield {self.queue: ""}
             return
         try:
-            with self.busy:
-                if not ticket.cancel.is_set():
+            with self.turnstile.turn(PAGE, ticket.cancel) as mine:
+                if mine:
                     # Out of the queue: from here on Stop ends the run instead of leaving the queue.
                     session.sides["full"].phase = Phase.PREPARING
                     session.sides["full"].stage = "preparing"
@@ -182,6 +173,7 @@ class Workbench:
             self.queue: "",
             **dict(zip(self.waterfall.outputs, self.waterfall.update(session), strict=True)),
             **dict(zip(self.heatmap.outputs, self.heatmap.update(session, view, opacity), strict=True)),
+            **dict(zip(self.experts.outputs, self.experts.update(session), strict=True)),
         }
 
     def stop(self, session: Session, request: gr.Request) -> dict[Any, Any]:
@@ -199,7 +191,7 @@ class Workbench:
         return {**self._state(session), self.queue: ""}
 
     def clear_caches(self, session: Session) -> str:
-        with self.busy:
+        with self.turnstile.turn(PAGE):
             self.engine.clear_caches()
         return caches_html(session, self.engine.cache_totals())
 
@@ -210,6 +202,11 @@ class Workbench:
     def closed(self, request: gr.Request) -> None:
         """The visitor has gone: nobody reads the answer any more."""
         self.tickets.stop(str(request.session_hash))
+
+    def waiting(self) -> int:
+        """Runs that were asked for and have not begun, in Gradio's queue and in the line for the engine."""
+        queued = max(0, self.tickets.pending() - self.turnstile.places(PAGE))
+        return queued + self.turnstile.waiting
 
     def _state(self, session: Session) -> dict[Any, Any]:
         """How things stand: verdict, answers, and which buttons can be pressed."""
@@ -231,9 +228,11 @@ def repeat_count(value: float | None) -> int:
 
 
 def build(engine: WorkbenchEngine, *, max_upload_mb: int = 200, limits: MediaLimits | None = None) -> gr.Blocks:
-    """The page around an engine. Look and queue size are given when it is launched: see `serve`."""
-    limits = limits or MediaLimits(max_bytes=max_upload_mb * MIB)
-    workbench = Workbench(engine, limits)
+    """The page around an engine. Look and queue size are given when it is launched: see `app/server.py`."""
+    return lay_out(Workbench(engine, limits or MediaLimits(max_bytes=max_upload_mb * MIB)))
+
+
+def lay_out(workbench: Workbench) -> gr.Blocks:
     with gr.Blocks(
         title=TITLE, fill_width=True, delete_cache=(CLEAN_EVERY_S, FILE_AGE_S), analytics_enabled=False
     ) as page:
@@ -248,46 +247,4 @@ def build(engine: WorkbenchEngine, *, max_upload_mb: int = 200, limits: MediaLim
             api_visibility="private",
         )
         page.unload(workbench.closed)
-    return page
-
-
-def serve(
-    engine: WorkbenchEngine,
-    *,
-    host: str,
-    port: int,
-    share: bool = False,
-    auth: tuple[str, str] | list[tuple[str, str]] | None = None,
-    max_upload_mb: int = 200,
-    open_browser: bool = False,
-    block: bool = True,
-) -> gr.Blocks:
-    """Serve the page; returns when the server ends, or at once with `block=False`."""
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-    page = build(engine, max_upload_mb=max_upload_mb)
-    page.queue(max_size=QUEUE_SIZE, api_open=False)
-    page.launch(
-        server_name=host,
-        server_port=port,
-        share=share,
-        auth=auth,
-        inbrowser=open_browser,
-        max_file_size=f"{max_upload_mb}mb",
-        prevent_thread_lock=True,
-        quiet=True,
-        state_session_capacity=SESSIONS,
-        show_error=True,
-        ssr_mode=False,
-        run_history=False,
-        footer_links=[],
-        theme=theme.Calm(),
-        css_paths=theme.STYLE,
-        js=theme.SCRIPT.read_text(encoding="utf-8"),
-        favicon_path=theme.ICON,
-    )
-    print(f"The workbench is at {page.local_url} (Ctrl+C ends it).", file=sys.stderr, flush=True)
-    if share:
-        print(f"Anyone can reach it at {page.share_url}", file=sys.stderr, flush=True)
-    if block:
-        page.block_thread()
     return page

@@ -71,7 +71,7 @@ def main() -> None:
     figures: dict[str, object] = {}
     with tempfile.TemporaryDirectory() as folder:
         every = arguments.every
-        everything = list(itertools.islice(benchmark.items("all", Path(folder)), 0, None, every))
+        everything = list(benchmark.items("all", Path(folder), every))
         stills = [item for item in everything if item.groups["size"].endswith("px")]
         engine = load_engine(arguments.model, "cpu", "fp32")
 

@@ -8,6 +8,7 @@ Ends with one JSON line and exit code 0 only if every check passed. `--device cp
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import tempfile
 from pathlib import Path
@@ -22,6 +23,7 @@ from engines.capabilities import describe_device
 from engines.checkpoint import CheckpointError, pick_device
 from engines.config import CompressionConfig, SamplingConfig
 from engines.engine import Engine, load_engine
+from engines.experts.kernel import only_kept_pairs
 from engines.media import load_all
 from engines.prompt import build_prompt
 from engines.results import RunRequest
@@ -49,12 +51,16 @@ def main() -> int:
         picture = Path(folder) / "noise.png"
         pixels = np.random.default_rng(0).integers(0, 255, (options.side, options.side, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(picture)
-        checks = {"same_tokens_as_generate": same_tokens_as_generate(engine, picture)}
+        checks = {
+            "same_tokens_as_generate": same_tokens_as_generate(engine, picture),
+            "skipped_pairs_are_left_out": skipped_pairs_are_left_out(engine),
+        }
         figures: dict[str, object] = {}
         for name, settings in {
             "keep_25": ["pruning.keep_ratio=0.25"],
             "keep_10": ["pruning.keep_ratio=0.1"],
             "experts_half": ["experts.top_k=4"],
+            "experts_skip_88": ["experts.method=random", "experts.options.skip=0.88"],
             "int8": ["precision.all=int8"],
         }.items():
             figures[name] = prefill_ratio(engine, picture, FULL.with_settings(settings), options.pairs)
@@ -75,6 +81,23 @@ def same_tokens_as_generate(engine: Engine, picture: Path) -> bool:
     with torch.inference_mode():
         theirs = engine.checkpoint.model.generate(**prompt.inputs, max_new_tokens=16, do_sample=False)
     return list(engine.answer(request, FULL).tokens) == theirs[0, prompt.length :].tolist()
+
+
+def skipped_pairs_are_left_out(engine: Engine) -> bool:
+    """Leaving pairs out gives what computing them with weight 0 gives, in every layer, for many tokens and for one."""
+    model, device = engine.checkpoint.model, engine.checkpoint.device
+    close = []
+    for layer, tokens in itertools.product(engine.checkpoint.structure.moe_layers, (257, 1)):
+        hidden = torch.randn(tokens, layer.router.weight.shape[1], device=device, dtype=engine.checkpoint.dtype)
+        with torch.inference_mode():
+            _, weights, chosen = layer.router(hidden)
+            skipped = torch.rand(chosen.shape, device=device) < 0.7
+            weights = weights.masked_fill(skipped, 0.0)
+            slow = layer.experts(hidden, chosen, weights).float()
+            with only_kept_pairs(model):
+                quick = layer.experts(hidden, chosen.masked_fill(skipped, layer.experts.num_experts), weights).float()
+        close.append(bool((quick - slow).norm() <= 0.01 * slow.norm()))
+    return all(close)
 
 
 def prefill_ratio(engine: Engine, picture: Path, config: CompressionConfig, pairs: int) -> dict[str, float]:

@@ -10,7 +10,11 @@ import torch
 
 from engines import precision
 from engines.checkpoint import Checkpoint
+from engines.config import OFF
+from engines.experts import describe_methods as describe_skipping
+from engines.experts.calibration import Calibration
 from engines.pruning import describe_methods
+from engines.pruning.inside import why_not
 from engines.results import Capabilities, Capability
 
 
@@ -24,11 +28,12 @@ def describe_device(device: torch.device) -> str:
     return f"CPU, {torch.get_num_threads()} threads"
 
 
-def describe_engine(checkpoint: Checkpoint) -> Capabilities:
+def describe_engine(checkpoint: Checkpoint, calibration: Calibration | None = None) -> Capabilities:
     structure = checkpoint.structure
     millions = checkpoint.parameters / 1e6
     size = f"{millions / 1000:.1f} B" if millions >= 1000 else f"{millions:.1f} M"
     own = structure.own_top_k
+    dense = "" if own is not None else "This checkpoint is dense: it has no experts to skip."
     native = str(checkpoint.dtype).removeprefix("torch.")
     return Capabilities(
         device=describe_device(checkpoint.device),
@@ -40,13 +45,22 @@ def describe_engine(checkpoint: Checkpoint) -> Capabilities:
         experts=structure.experts,
         precisions=precision_capabilities(checkpoint.device),
         pruning=tuple(
-            Capability(method.name, True, detail=f"{method.label}: {method.help}") for method in describe_methods()
+            Capability(
+                method.name, not (reason := why_not(method.name, structure)), reason, f"{method.label}: {method.help}"
+            )
+            for method in describe_methods()
         ),
+        skipping=tuple(
+            Capability(method.name, own is not None, dense, f"{method.label}: {method.help}")
+            for method in describe_skipping(calibration)
+            if method.name != OFF
+        ),
+        calibration=calibration,
         others=(
             Capability(
                 "expert top-k",
                 own is not None,
-                "" if own is not None else "This checkpoint is dense: it has no experts to skip.",
+                dense,
                 f"1 to {own} of {structure.experts} experts a token" if own is not None else "",
             ),
             Capability(

@@ -49,6 +49,7 @@ FIGURES: dict[str, Callable[[RunResult], float | None]] = {
     "vision_encode": lambda result: result.trace.stage_s("vision encode"),
     "prefill": lambda result: result.trace.stage_s("prefill"),
     "visual_tokens": lambda result: result.visual_tokens,
+    "expert_pairs": lambda result: result.expert_report.pairs_computed if result.expert_report else None,
     "peak_memory": lambda result: result.memory.peak_bytes,
     "weights": lambda result: result.memory.weight_bytes,
     "kv_cache": lambda result: result.memory.kv_cache_bytes,

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 NATIVE = "native"
 PRECISIONS = (NATIVE, "fp32", "bf16", "int8")
+OFF = "off"
 
 
 def setting(
@@ -53,13 +54,18 @@ def check_settings(instance: Any, where: str = "") -> None:
         _check_value(name, getattr(instance, item.name), item)
 
 
+def type_name(item: dataclasses.Field) -> str:
+    """The type of a setting as it is written, whether or not the file postpones its annotations."""
+    return item.type.__name__ if isinstance(item.type, type) else str(item.type)
+
+
 def _check_value(name: str, value: Any, item: dataclasses.Field) -> None:
     described = item.metadata
     if described["choices"] is not None:
         if value not in described["choices"]:
             raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(described['choices'])}.")
         return
-    kind = str(item.type)
+    kind = type_name(item)
     if value is None and "None" in kind:
         return
     if kind.startswith("bool"):
@@ -116,13 +122,25 @@ class PruningConfig(Section):
         high=1.0,
         step=0.05,
     )
+    scope: str = setting(
+        "frame",
+        label="Budget for each",
+        help="What shares one budget: frame - every image and every frame group of a video keeps its share; "
+        "item - an image or a whole video; prompt - all media together.",
+        choices=("frame", "item", "prompt"),
+    )
     min_tokens: int = setting(
         1,
         label="Minimum per image or frame",
-        help="At least this many tokens of every image, and of every frame group of a video, are kept.",
+        help="At least this many tokens of every image, and of every frame group of a video, are kept in every scope.",
         low=1,
         high=64,
         step=1,
+    )
+    merge: bool = setting(
+        False,
+        label="Merge dropped tokens",
+        help="Averages each dropped token into the most similar one that stays of its image or frame group.",
     )
     options: Mapping[str, Any] = field(default_factory=dict)
     """The method's own parameters by name; its dataclass validates them."""
@@ -134,7 +152,7 @@ class PruningConfig(Section):
 
 @dataclass(frozen=True)
 class ExpertConfig(Section):
-    """How many routed experts each token uses."""
+    """How many routed experts each token uses, and which (token, expert) pairs among those are skipped."""
 
     where = "experts"
     top_k: int | None = setting(
@@ -146,6 +164,23 @@ class ExpertConfig(Section):
         high=256,
         step=1,
     )
+    method: str = setting(
+        OFF,
+        label="Expert skipping",
+        help="How the (token, expert) pairs to skip are chosen, among the experts that each token may use.",
+    )
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The method's own parameters by name; its dataclass validates them."""
+    renormalise: bool = setting(
+        True,
+        label="Renormalise weights",
+        help="A token's remaining experts share the weight of those that it skips. "
+        "Off: what a skipped expert would have added is left out.",
+    )
+
+    @property
+    def skipping(self) -> bool:
+        return self.method != OFF
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from transformers.generation.logits_process import TemperatureLogitsWarper, TopP
 
 from engines.config import SamplingConfig
 from engines.sequence import Sequence
-from engines.structure import Structure
+from engines.structure import LayerCut, Structure
 
 
 class Decoder:
@@ -22,8 +23,10 @@ class Decoder:
     while its place in the cache follows the tokens that were kept.
     """
 
-    def __init__(self, structure: Structure) -> None:
+    def __init__(self, structure: Structure, cut: LayerCut | None = None) -> None:
+        """`cut` drops rows of the prompt inside the language model, whose caches then differ in length too."""
         self._structure = structure
+        self._cut = cut
         self.cache = DynamicCache(config=structure.text_config)
         self._next_position = 0
         self._length = 0
@@ -34,7 +37,8 @@ class Decoder:
         visual: dict[str, Any] = {}
         if sequence.deepstack and sequence.visual_tokens:
             visual = {"visual_pos_masks": sequence.visual, "deepstack_visual_embeds": list(sequence.deepstack)}
-        return self._forward(sequence.embeddings, sequence.positions, visual)
+        with self._cut.prefill() if self._cut else nullcontext():
+            return self._forward(sequence.embeddings, sequence.positions, visual)
 
     def step(self, token: int) -> Tensor:
         """Add one token; returns the logits that follow it, (1, vocabulary)."""
@@ -42,7 +46,8 @@ class Decoder:
         embeddings = self._structure.core.get_input_embeddings()(torch.tensor([[token]], device=device))
         positions = torch.full((3, 1, 1), self._next_position, device=device)
         self._next_position += 1
-        return self._forward(embeddings, positions, {})
+        with self._cut.step() if self._cut else nullcontext():
+            return self._forward(embeddings, positions, {})
 
     def _forward(self, embeddings: Tensor, positions: Tensor, visual: dict[str, Any]) -> Tensor:
         # The first row is the place in the cache, which has no gaps; the other three are M-RoPE.

@@ -25,21 +25,22 @@ from engines.capabilities import describe_device, describe_engine
 from engines.checkpoint import Checkpoint, load_checkpoint
 from engines.config import CacheConfig, CompressionConfig
 from engines.decoding import Decoder, Detokeniser, Sampler, stop_tokens
-from engines.experts.load import ExpertLoad
-from engines.experts.top_k import lower_top_k
+from engines.experts import create as create_skipper
+from engines.experts.calibration import load as load_calibration
+from engines.experts.stage import ExpertStage
 from engines.media import Media, load_all
 from engines.memory import PeakMeter, cache_bytes
 from engines.precision.pool import WeightPool
 from engines.prompt import Prompt, VisualItem, build_prompt, check_question
 from engines.pruning import create
-from engines.pruning.stage import choose_rows
+from engines.pruning.inside import check as check_inside
+from engines.pruning.stage import PruneStage
 from engines.results import (
     CacheReport,
     CacheStats,
     Capabilities,
     EngineError,
     Event,
-    ExpertReport,
     Finished,
     MediaReady,
     MemoryReport,
@@ -50,7 +51,7 @@ from engines.results import (
     StageStarted,
     TokenReady,
 )
-from engines.sequence import Sequence, build_sequence
+from engines.sequence import Sequence, build_sequence, embed_question
 from engines.structure import synchronise
 from engines.trace import Tracer
 from engines.vision.torch_tower import encode_groups, encode_items, join
@@ -66,12 +67,13 @@ class _Run:
 
     request: RunRequest
     config: CompressionConfig
+    experts: ExpertStage
     tracer: Tracer
     warnings: list[str] = field(default_factory=list)
     cache: CacheStats = field(default_factory=CacheStats)
     media: list[Media] = field(default_factory=list)
     prompt_tokens: int = 0
-    prune_report: PruneReport | None = None
+    pruning: PruneStage | None = None
     decoder: Decoder | None = None
     tokens: list[int] = field(default_factory=list)
     token_times_s: list[float] = field(default_factory=list)
@@ -104,13 +106,14 @@ class Engine:
         if weight_pool_bytes is None:
             weight_pool_bytes = psutil.virtual_memory().available // 2
         self._pool = WeightPool(self._structure, checkpoint.device, native, weight_pool_bytes)
+        self._calibration = load_calibration(checkpoint.digest, len(self._structure.moe_layers))
         self._lock = threading.Lock()
         self._warm: set[tuple[Any, ...]] = set()
         self._stop = stop_tokens(checkpoint.model, checkpoint.tokenizer)
         self._temporal_patch = int(self._structure.config.vision_config.temporal_patch_size)
 
     def capabilities(self) -> Capabilities:
-        return describe_engine(self.checkpoint)
+        return describe_engine(self.checkpoint, self._calibration)
 
     def cache_totals(self) -> dict[str, CacheStats]:
         """Counters since the engine started, per level."""
@@ -136,6 +139,8 @@ class Engine:
     def check(self, config: CompressionConfig) -> None:
         """Raise ValueError or EngineError for settings that this checkpoint or device cannot do."""
         create(config.pruning.method, config.pruning.options)
+        check_inside(config.pruning, self._structure)
+        create_skipper(config.experts.method, config.experts.options, self._calibration)
         own = self._structure.own_top_k
         if config.experts.top_k is not None:
             if own is None:
@@ -145,6 +150,8 @@ class Engine:
                     f"experts.top_k is {config.experts.top_k}; this checkpoint uses {own} experts a token, "
                     f"so it must be at least 1 and at most {own}."
                 )
+        if config.experts.skipping and own is None:
+            raise EngineError("experts.method has no meaning here: this checkpoint is dense and has no experts.")
         for part, chosen in vars(config.precision).items():
             method = precision.METHODS.get(chosen)
             reason = method.unavailable(self.checkpoint.device) if method else ""
@@ -174,23 +181,24 @@ class Engine:
             yield StageStarted("preparing weights")
         self._pool.prepare(config.precision)
         stack.enter_context(self._pool.applied(config.precision))
-        stack.enter_context(lower_top_k(self._structure.moe_layers, config.experts.top_k))
+        experts = ExpertStage.of(self._structure, config.experts, self._calibration)
+        stack.enter_context(experts.applied())
         stack.enter_context(cancellable(self._structure, request.cancel))
         # After Cancelled the stages below see the same flag, and end with what there is.
         if request.warm_up:
             with suppress(Cancelled):
-                yield from self._warm_up(request, config)
+                yield from self._warm_up(request, config, experts)
         prepare_s = time.perf_counter() - start_s
 
-        load = ExpertLoad(self._structure.moe_layers)
-        stack.enter_context(load.counting())
+        stack.enter_context(experts.counting())
         meter = PeakMeter(self.checkpoint.device)
         meter.start()
-        run = _Run(request, config, Tracer(lambda: synchronise(self.checkpoint.device)))
+        run = _Run(request, config, experts, Tracer(lambda: synchronise(self.checkpoint.device)))
+        run.warnings += experts.notes
         with suppress(Cancelled):
             yield from self._stages(run)
         trace = run.tracer.finish()
-        yield Finished(self._result(run, trace, load, meter, prepare_s))
+        yield Finished(self._result(run, trace, meter, prepare_s))
 
     def _stages(self, run: _Run) -> Iterator[Event]:
         """The stages, each timed by a span. The clock stands still while the reader holds an event."""
@@ -222,7 +230,6 @@ class Engine:
         sequence: Sequence = outcome[0]
         if run.cancelled:
             return
-        run.decoder = Decoder(self._structure)
         sampler = Sampler(run.request.sampling)
         yield from stage("prefill", lambda span: self._prefill(run, sequence, sampler, span))
         yield from self._decode(run, outcome[0], sampler)
@@ -325,24 +332,28 @@ class Engine:
             [features[item.index] for item in prompt.images],
             [features[item.index] for item in prompt.videos],
         )
-        keep, report = choose_rows(
+        run.pruning = PruneStage(
+            self._structure,
+            run.config.pruning,
             sequence,
             [(item, features[item.index]) for item in prompt.in_prompt_order()],
-            run.config.pruning,
-            merge=self._structure.merge_size,
             temporal_patch=self._temporal_patch,
             seed=run.request.sampling.seed,
+            text=embed_question(self._structure, prompt),
         )
-        run.prune_report = report
-        span["method"] = report.method or "off"
-        span["tokens_before"], span["tokens_after"] = report.tokens_before, report.tokens_after
-        return sequence if keep is None else sequence.select(keep)
+        entering = run.pruning.enter()
+        span |= run.pruning.attributes()
+        return entering
 
     def _prefill(self, run: _Run, sequence: Sequence, sampler: Sampler, span: dict[str, Any]) -> int:
-        assert run.decoder is not None
+        assert run.pruning is not None
+        run.decoder = Decoder(self._structure, run.pruning.cut(run.experts.narrow))
         span["tokens"] = sequence.length
         span["visual_tokens"] = sequence.visual_tokens
-        return sampler.draw(run.decoder.prefill(sequence))
+        run.experts.begin(sequence.visual[0])
+        logits = run.decoder.prefill(sequence)
+        span |= run.pruning.inside_attributes()
+        return sampler.draw(logits)
 
     def _decode(self, run: _Run, token: int, sampler: Sampler) -> Iterator[Event]:
         """From the first token on: detokenise, hand it out, run the model for the next, until the answer ends."""
@@ -368,7 +379,7 @@ class Engine:
             with tracer.span("decode", token=len(run.tokens) + 1), torch.inference_mode():
                 token = sampler.draw(run.decoder.step(token))
 
-    def _warm_up(self, request: RunRequest, config: CompressionConfig) -> Iterator[Event]:
+    def _warm_up(self, request: RunRequest, config: CompressionConfig, experts: ExpertStage) -> Iterator[Event]:
         """Run shapes that this engine has not yet seen once, untimed, touching no cache and no counter."""
         plain = replace(config, cache=CacheConfig())
         # The same request again has the same shapes: no need to decode its media once more to find that out.
@@ -381,7 +392,7 @@ class Engine:
         )
         if asked in self._warm:
             return
-        run = _Run(request, plain, Tracer(lambda: None))
+        run = _Run(request, plain, experts, Tracer(lambda: None))
         with torch.inference_mode():
             self._decode_media(run, {})
             prompt = self._preprocess(run, {})
@@ -392,9 +403,9 @@ class Engine:
         yield StageStarted("warming up")
         with torch.inference_mode():
             features = self._encode(prompt, _Found({}, {}, False), {})
-            decoder = Decoder(self._structure)
-            logits = decoder.prefill(self._prune(run, prompt, features, {}))
-            decoder.step(Sampler(request.sampling).draw(logits))
+            token = self._prefill(run, self._prune(run, prompt, features, {}), Sampler(request.sampling), {})
+            assert run.decoder is not None
+            run.decoder.step(token)
         self._remember(asked)
         self._remember(signature)
 
@@ -403,12 +414,13 @@ class Engine:
             self._warm.clear()
         self._warm.add(key)
 
-    def _result(self, run: _Run, trace: Any, load: ExpertLoad, meter: PeakMeter, prepare_s: float) -> RunResult:
+    def _result(self, run: _Run, trace: Any, meter: PeakMeter, prepare_s: float) -> RunResult:
         peak_bytes = meter.peak_bytes()
         tokens = run.tokens
         times_s = run.token_times_s
         answer_tokens = [token for token in tokens if token not in self._stop]
-        report = run.prune_report or PruneReport(None, run.config.pruning.keep_ratio, 0, 0)
+        pruned = run.pruning.report if run.pruning else None
+        report = pruned or PruneReport(None, run.config.pruning.keep_ratio, 0, 0)
         return RunResult(
             answer=str(self.checkpoint.tokenizer.decode(answer_tokens, skip_special_tokens=True)),
             tokens=tuple(tokens),
@@ -420,32 +432,18 @@ class Engine:
             trace=trace,
             prune_report=report,
             cache_stats=CacheReport(run={LEVEL: run.cache}, total=self.cache_totals()),
-            expert_report=self._expert_report(run.config, load),
+            expert_report=run.experts.report(),
             memory=MemoryReport(
                 peak_bytes=peak_bytes,
                 peak_source=meter.source,
                 weights=self._pool.weights(run.config.precision),
                 kv_cache_bytes=cache_bytes(run.decoder.cache) if run.decoder else 0,
             ),
-            warnings=tuple(run.warnings),
+            warnings=(*run.warnings, *report.notes),
             config=run.config,
             model=self.checkpoint.name,
             device=describe_device(self.checkpoint.device),
             prepare_s=prepare_s,
-        )
-
-    def _expert_report(self, config: CompressionConfig, load: ExpertLoad) -> ExpertReport | None:
-        own, experts = self._structure.own_top_k, self._structure.experts
-        if own is None or experts is None:
-            return None
-        layers = load.layers()
-        return ExpertReport(
-            top_k=config.experts.top_k or own,
-            own_top_k=own,
-            experts=experts,
-            pairs_computed=sum(sum(layer) for layer in layers),
-            pairs_full=load.tokens * own * len(layers),
-            layers=layers,
         )
 
 

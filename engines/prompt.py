@@ -49,6 +49,9 @@ class Prompt:
     """Everything the processor made, on the device: what transformers' own forward pass takes."""
     images: tuple[VisualItem, ...]
     videos: tuple[VisualItem, ...]
+    question_ids: Tensor
+    """(1, n): the last question by itself, without template and media. Where the prompt joins the question's first
+    characters with what stands before them into one token, it has that token instead."""
 
     @property
     def length(self) -> int:
@@ -101,12 +104,14 @@ def build_prompt(request: RunRequest, media: Sequence[Media], processor: Any, de
         # The frames were sampled by us, from real timestamps.
         arguments["do_sample_frames"] = False
     encoded = processor(**arguments)
+    question = processor.tokenizer(request.question, add_special_tokens=False, return_tensors="pt")
     inputs = {name: value.to(device) for name, value in encoded.items() if isinstance(value, Tensor)}
     return Prompt(
         input_ids=inputs["input_ids"],
         inputs=inputs,
         images=_items(images, inputs.get("pixel_values"), inputs.get("image_grid_thw")),
         videos=_items(videos, inputs.get("pixel_values_videos"), inputs.get("video_grid_thw")),
+        question_ids=question["input_ids"].to(device),
     )
 
 

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engines.config import CompressionConfig, SamplingConfig
+from engines.experts.calibration import Calibration
 from engines.media import FrameSampling, Media, MediaLimits
 from engines.trace import Span, Trace
 
 if TYPE_CHECKING:
     from threading import Event as ThreadEvent
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class EngineError(RuntimeError):
@@ -76,6 +77,10 @@ class PruneReport:
     tokens_before: int
     tokens_after: int
     frames: tuple[FramePruning, ...] = ()
+    layer: int | None = None
+    """The layer of the language model, counted from 1, after which tokens were dropped; None: before the first."""
+    notes: tuple[str, ...] = ()
+    """What was done otherwise than asked, a sentence each; among the result's warnings too."""
 
     @property
     def achieved_keep_ratio(self) -> float | None:
@@ -108,6 +113,30 @@ class CacheReport:
 
 
 @dataclass(frozen=True)
+class PairCounts:
+    """The (token, expert) pairs of one kind of token, by MoE layer.
+
+    Skipped are those that the checkpoint's own top-k would have computed for the same tokens.
+    """
+
+    computed: tuple[int, ...]
+    skipped: tuple[int, ...]
+
+    @property
+    def total_computed(self) -> int:
+        return sum(self.computed)
+
+    @property
+    def total(self) -> int:
+        return self.total_computed + sum(self.skipped)
+
+    @property
+    def skipped_share(self) -> float | None:
+        """0-1; None where the run had no token of this kind."""
+        return sum(self.skipped) / self.total if self.total else None
+
+
+@dataclass(frozen=True)
 class ExpertReport:
     """Expert use of one run. A pair is one (token, expert) product; `layers` holds loads as pair counts.
 
@@ -120,6 +149,17 @@ class ExpertReport:
     pairs_computed: int
     pairs_full: int
     layers: tuple[tuple[int, ...], ...]
+    method: str
+    """Which method skipped pairs among the `top_k`; `off` where none did."""
+    calibrated: bool | None
+    """Whether the method used what was measured of this checkpoint; None where it has no use for that."""
+    text: PairCounts
+    visual: PairCounts
+
+    @property
+    def skipped_share(self) -> float | None:
+        """Of all pairs, 0-1; None where nothing ran."""
+        return 1.0 - self.pairs_computed / self.pairs_full if self.pairs_full else None
 
 
 @dataclass(frozen=True)
@@ -162,7 +202,7 @@ class RunResult:
     prompt_tokens: int
     """Tokens in the unpruned prompt."""
     visual_tokens: int
-    """Visual tokens that the language model saw."""
+    """Visual tokens that the language model saw; where they were dropped inside it, those that went on."""
     ttft_s: float | None
     """Time to first token: from the start of the run, decoding the media included."""
     tpot_s: float | None
@@ -189,6 +229,10 @@ class RunResult:
         values = dataclasses.asdict(self)
         values["prune_report"]["achieved_keep_ratio"] = self.prune_report.achieved_keep_ratio
         values["tokens_per_s"] = self.tokens_per_s
+        if self.expert_report is not None:
+            values["expert_report"]["skipped_share"] = self.expert_report.skipped_share
+            for kind in ("text", "visual"):
+                values["expert_report"][kind]["skipped_share"] = getattr(self.expert_report, kind).skipped_share
         return values
 
     def to_json(self, indent: int | None = None) -> str:
@@ -258,7 +302,11 @@ class Capabilities:
     experts: int | None
     precisions: tuple[Capability, ...]
     pruning: tuple[Capability, ...]
+    skipping: tuple[Capability, ...] = ()
+    """Methods of expert skipping."""
+    calibration: Calibration | None = None
+    """What was measured of this checkpoint's experts, if anything."""
     others: tuple[Capability, ...] = ()
 
     def all(self) -> tuple[Capability, ...]:
-        return self.precisions + self.pruning + self.others
+        return self.precisions + self.pruning + self.skipping + self.others

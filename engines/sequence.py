@@ -82,6 +82,11 @@ def build_sequence(structure: Structure, prompt: Prompt, images: Items[Features]
     )
 
 
+def embed_question(structure: Structure, prompt: Prompt) -> Tensor | None:
+    """(n, hidden): the last question's tokens as they enter the language model; None if it has none."""
+    return structure.core.get_input_embeddings()(prompt.question_ids)[0] if prompt.question_ids.numel() else None
+
+
 def _join_deepstack(
     masks: dict[str, Tensor], visual: Tensor, images: Items[Features], videos: Items[Features]
 ) -> tuple[Tensor, ...]:

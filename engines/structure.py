@@ -7,7 +7,9 @@ router beside fused 3-D expert weights, a mixture of experts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +67,20 @@ class Structure:
     def experts(self) -> int | None:
         return int(self.moe_layers[0].experts.num_experts) if self.moe_layers else None
 
+    @property
+    def inner_layers(self) -> tuple[int, ...]:
+        """Layers of the language model, counted from 1, after which `LayerCut` can take rows out.
+
+        The last row's attention must be there to be read, which linear attention does not have; every deepstack
+        feature must have been added; and a layer must follow.
+        """
+        layers = self.language_model.layers
+        return tuple(
+            number
+            for number in range(max(1, self.deepstack_layers), len(layers))
+            if hasattr(getattr(layers[number - 1], "self_attn", None), "q_norm")
+        )
+
     def slots(self, part: str) -> list[Slot]:
         """The matrix products of one part. Routers, norms and embeddings are in none."""
         if part == "experts":
@@ -95,6 +111,92 @@ class Structure:
         inside = {id(tensor) for tensor in self.tensors("experts")}
         yield from (tensor for tensor in _tensors(self.language_model) if id(tensor) not in inside)
         yield from _tensors(self.model.lm_head)
+
+
+class LayerCut:
+    """Takes rows out of a prompt between two layers of the language model.
+
+    After `layer`, counted from 1, `choose` is given the attention (length,) that each row received there from the
+    last one, averaged over the heads, and says as bool (length,) which rows go on; None lets all go on. The layers
+    up to `layer` compute and cache every row, the later ones only those.
+    """
+
+    def __init__(self, structure: Structure, layer: int, choose: Callable[[Tensor], Tensor | None]) -> None:
+        layers = structure.language_model.layers
+        self._attention, self._later = layers[layer - 1].self_attn, layers[layer:]
+        self._choose = choose
+        self._query: Tensor | None = None
+        self._rows: Tensor | None = None
+        self._dropped = 0
+        self._masked = False
+
+    @contextmanager
+    def prefill(self) -> Iterator[None]:
+        """While open, the one forward pass of the prompt, from an empty cache, is cut."""
+        handles = [
+            self._attention.q_norm.register_forward_hook(self._keep_last_query),
+            self._later[0].register_forward_pre_hook(self._cut_rows, with_kwargs=True),
+            *(layer.register_forward_pre_hook(self._cut_named, with_kwargs=True) for layer in self._later),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """While open, one new row at a time finds the shorter caches of the later layers."""
+        # Without a mask, as in the fast kernels, each layer takes the length of its own cache.
+        later = self._later if self._dropped and self._masked else []
+        handles = [layer.register_forward_pre_hook(self._shorten_mask, with_kwargs=True) for layer in later]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _keep_last_query(self, _module: Any, _inputs: Any, output: Tensor) -> None:
+        self._query = output[:, -1:].transpose(1, 2)
+
+    def _cut_rows(self, _layer: Any, inputs: tuple[Tensor, ...], named: dict[str, Any]) -> Any:
+        keep = self._choose(self._received(named))
+        if keep is None:
+            return None
+        self._rows = keep.nonzero().flatten()
+        self._dropped = len(keep) - len(self._rows)
+        hidden, *others = inputs
+        return (hidden[:, self._rows], *others), named
+
+    def _received(self, named: dict[str, Any]) -> Tensor:
+        attention = self._attention
+        assert self._query is not None
+        # Each model file has its own rotary embedding: some turn only a part of each head.
+        rotate = sys.modules[type(attention).__module__].apply_rotary_pos_emb
+        query, _ = rotate(self._query, self._query, *(part[:, -1:] for part in named["position_embeddings"]))
+        keys = named["cache"].layers[attention.layer_idx].keys.float()
+        # (1, key heads, query heads that share a key, head size), in the order in which the layer repeats its keys
+        query = query.float().view(1, keys.shape[1], -1, keys.shape[-1])
+        return (query @ keys.mT * attention.scaling).softmax(dim=-1).mean(dim=(0, 1, 2))
+
+    def _cut_named(self, _layer: Any, inputs: Any, named: dict[str, Any]) -> Any:
+        rows = self._rows
+        mask = named.get("attention_mask")
+        self._masked |= mask is not None
+        if rows is None:
+            return None
+        cut = {"position_embeddings": tuple(part[:, rows] for part in named["position_embeddings"])}
+        if (places := named.get("position_ids")) is not None:
+            # Places in the cache have no gaps, unlike the positions that turn queries and keys.
+            cut["position_ids"] = places[:, : len(rows)]
+        if mask is not None:
+            cut["attention_mask"] = mask[:, rows] if mask.ndim == 2 else mask[:, :, rows][..., rows]
+        return inputs, named | cut
+
+    def _shorten_mask(self, _layer: Any, inputs: Any, named: dict[str, Any]) -> Any:
+        # A new row sees every row in the cache, so that only the number of columns matters.
+        mask = named["attention_mask"]
+        return (inputs, named | {"attention_mask": mask[..., self._dropped :]}) if mask is not None else None
 
 
 def _find_core(model: nn.Module) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,14 @@ import pytest
 from PIL import Image
 
 from engines.engine import Engine, load_engine
+from engines.experts.calibration import CACHE_VARIABLE
 from tests.checkpoints import FAMILIES, write_tiny_checkpoint
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No test, and no process that one starts, reads or writes what the user has calibrated."""
+    os.environ[CACHE_VARIABLE] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,11 @@ from pathlib import Path
 import gradio
 import pytest
 
+from engines.demo import benchmark
+from engines.evaluation import Item
+from engines.experts.calibration import CACHE_VARIABLE
+from launch import main
+
 ROOT = Path(__file__).resolve().parent.parent
 MEDIA = Path(gradio.__file__).parent / "media_assets"
 
@@ -62,7 +67,7 @@ def test_compare_on_real_files(media: list[Path]) -> None:
 def test_one_run_prints_its_result_as_json() -> None:
     done = launch("run", "-q", "Hello?", "--json", "--max-new-tokens", 3)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["schema_version"] == 1
+    assert json.loads(done.stdout)["schema_version"] == 2
 
 
 def test_a_run_without_json_is_for_people() -> None:
@@ -99,9 +104,12 @@ def test_help_teaches() -> None:
         "--share",
         "--auth",
         "--max-upload-mb",
+        "--no-api",
+        "--api-keys",
         "--no-open",
         "run",
         "eval",
+        "calibrate",
         "check",
     ):
         assert word in done.stdout
@@ -128,9 +136,15 @@ def test_check_says_what_works_and_why_not() -> None:
         (["--host", "203.0.113.7"], 2, "Cannot listen on 203.0.113.7"),
         (["--auth", "nobody"], 2, "USER:PASSWORD"),
         (["--max-upload-mb", "0"], 2, "must be at least 1"),
+        (["--api-keys", "/no/such/keys"], 2, "The key file /no/such/keys cannot be read"),
+        (["--api-keys", str(ROOT / "pyproject.toml")], 2, "Line 1 of the key file"),
+        (["--no-api", "--api-keys", "keys"], 2, "--no-api and --api-keys exclude each other"),
         (["run", "-q", "x", "--set", "pruning.keep_ratio=2"], 2, "at most 1"),
         (["run", "-q", "x", "--set", "pruning.options.power=2"], 2, "mmr has balance"),
         (["run", "-q", "x", "--set", "experts.top_k=99"], 2, "at most 4"),
+        (["run", "-q", "x", "--set", "experts.method=best"], 2, "one of off, modality, alignment"),
+        (["calibrate", "vision"], 2, "no calibration of vision"),
+        (["calibrate", "experts", "--target", "1"], 2, "--target is 1.0"),
         (["run", "-q", "x", "--max-new-tokens", "0"], 2, "at least 1"),
         (["run", "-q", "x", "--fps", "2", "--frames", "4"], 2, "exclude each other"),
         (["run", "-q", "x", "--repeats", "3"], 2, "--repeats needs --compare"),
@@ -162,3 +176,28 @@ def test_a_busy_port_is_said_in_one_line_before_the_model_loads() -> None:
     assert done.stderr.strip().splitlines() == [
         f"launch.py: Cannot listen on 127.0.0.1:{port} (Address already in use); choose another --port."
     ]
+
+
+def test_a_calibration_is_printed_and_kept(
+    tiny_folders: dict[str, Path],
+    media_files: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    items = [Item((media_files[name],), "What?", "") for name in ("tall", "wide", "tall", "wide")]
+    monkeypatch.setattr(benchmark, "items", lambda name, folder: iter(items))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    command = ["calibrate", "experts", "--model", str(tiny_folders["qwen3_vl_moe"]), "--device", "cpu", "--every", "2"]
+    assert main(command) == 0
+    (kept,) = (tmp_path / "experts").iterdir()
+    said = capsys.readouterr()
+    assert str(kept) in said.out
+    assert "modality.visual_threshold" in said.out
+    assert "mean over 2 prompts" in said.out
+    assert "thresholds" in said.err
+    kept.write_text("{")
+    assert main(command) == 0, "over one that cannot be used"
+    kept.write_text("{")
+    assert main(["run", "-q", "x", "--model", str(tiny_folders["qwen3_vl_moe"]), "--device", "cpu"]) == 2
+    assert "delete it or run launch.py calibrate experts" in capsys.readouterr().err

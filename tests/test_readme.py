@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from engines import experts
 from engines.config import CompressionConfig
 from engines.pruning import METHODS
 from launch import build_parser
@@ -57,3 +58,10 @@ def test_every_setting_is_in_the_table() -> None:
             else:
                 assert f"`{section.name}.{item.name}" in README
     assert all(f"`{name}`" in README for name in METHODS)
+
+
+def test_every_expert_method_and_option_is_in_the_table() -> None:
+    for method in experts.describe_methods():
+        assert f"`{method.name}`" in README
+        for name, *_ in method.parameters:
+            assert re.search(rf"`experts\.options\.{name}`|, `\.{name}`", README), name

@@ -24,7 +24,7 @@ STRIP_FRAMES = 4
 MOST_REPEATS = 11
 BY_RATE, BY_COUNT = "frames per second", "number of frames"
 NO_MEDIA = '<p class="empty">Nothing added yet. You can also ask without an image or video.</p>'
-UNKNOWN = '<p class="hint">Filmed or photographed: the demo model knows only drawn scenes, so its answer is a guess.</p>'
+UNKNOWN = '<p class="hint">Filmed or photographed: the demo model knows only drawn scenes; its answer is a guess.</p>'
 
 
 class AskPanel:

@@ -107,12 +107,14 @@ def plot_width(page_px: int) -> int:
 
 
 def count_html(report: PruneReport) -> str:
-    """How many tokens were kept of how many, and why there may be no scores."""
+    """How many tokens were kept of how many, where the others were dropped, and why there may be no scores."""
     why = ""
     if report.method is None:
         why = " Pruning is off (keep ratio 1), so every token was kept."
     elif all(frame.scores is None for frame in report.frames):
         why = f" The method {escape(report.method)} gives no scores, so kept and dropped cells are shown."
+    if report.layer is not None:
+        why += f" Pruned after layer {report.layer} of the language model; the layers up to it saw every token."
     asked = f", asked for {percent(report.asked_keep_ratio)}" if report.method is not None else ""
     return (
         f'<p id="kept-count" data-kept="{report.tokens_after}" data-total="{report.tokens_before}"><b>Kept'

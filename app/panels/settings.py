@@ -8,10 +8,11 @@ from typing import Any
 import gradio as gr
 
 from app import controls
-from app.controls import METHOD, PRECISION, Control
+from app.controls import EXPERTS, METHOD, PRECISION, Control
 from app.words import escape
 from engines.config import CompressionConfig
-from engines.pruning import describe_methods
+from engines.experts import describe_methods as describe_skipping
+from engines.pruning import describe_methods as describe_pruning
 from engines.results import Capabilities
 
 MIXED = "mixed"
@@ -28,8 +29,8 @@ class SettingsPanel:
     """Draws every control and knows how to read them. `inputs` are the components, in the order of `controls`."""
 
     def __init__(self, capabilities: Capabilities) -> None:
-        self.methods = {method.name: method for method in describe_methods()}
-        self.controls = controls.make_controls(capabilities, tuple(self.methods.values()))
+        self.methods = {"pruning": describe_pruning(), EXPERTS: describe_skipping(capabilities.calibration)}
+        self.controls = controls.make_controls(capabilities, self.methods)
         self.inputs: list[gr.components.Component] = []
         self._start = controls.to_values(self.controls, controls.recommended())
 
@@ -45,10 +46,6 @@ class SettingsPanel:
                 else:
                     self._draw_section(section)
 
-        method = self._input(METHOD)
-        self._options = [
-            component for control, component in zip(self.controls, self.inputs, strict=True) if control.method
-        ]
         for button, config in ((recommended, controls.recommended()), (full, CompressionConfig.full())):
             button.click(
                 lambda config=config: self._show(config),
@@ -67,14 +64,16 @@ class SettingsPanel:
             trigger_mode="always_last",
             api_visibility="private",
         )
-        method.change(  # type: ignore[attr-defined]
-            self._show_method,
-            inputs=method,
-            outputs=[method, *self._options],
-            queue=False,
-            show_progress="hidden",
-            api_visibility="private",
-        )
+        for section in self.methods:
+            method = self.inputs[self.controls.index(self._method(section))]
+            method.change(  # type: ignore[attr-defined]
+                lambda name, section=section: self._show_method(section, name),
+                inputs=method,
+                outputs=[method, *(self.inputs[self.controls.index(option)] for option in self._options(section))],
+                queue=False,
+                show_progress="hidden",
+                api_visibility="private",
+            )
 
     def config(self, values: Sequence[Any]) -> CompressionConfig:
         """The configuration shown; ValueError with a sentence where it cannot be used."""
@@ -140,30 +139,31 @@ class SettingsPanel:
             "interactive": not control.why_not,
             "elem_id": f"set-{control.name.replace('.', '-')}",
         }
-        if control.path == METHOD:
-            common["info"] = self._method_help(value)
+        if control.path[1] == METHOD and not control.why_not:
+            common["info"] = self._method_help(control, value)
         if control.method:
-            common["visible"] = control.method == self._start[self.controls.index(self._control(METHOD))]
+            common["visible"] = control.method == self._start[self.controls.index(self._method(control.path[0]))]
         if control.kind == "switch":
             return gr.Checkbox(**common)
         if control.kind == "choice":
             return gr.Dropdown(list(control.choices), **common)
         return gr.Slider(control.low, control.high, step=control.step, **common)
 
-    def _control(self, path: tuple[str, ...]) -> Control:
-        return next(control for control in self.controls if control.path == path)
+    def _method(self, section: str) -> Control:
+        return next(control for control in self.controls if control.path == (section, METHOD))
 
-    def _input(self, path: tuple[str, ...]) -> gr.components.Component:
-        return self.inputs[self.controls.index(self._control(path))]
+    def _options(self, section: str) -> list[Control]:
+        return [control for control in self.controls if control.method and control.path[0] == section]
 
-    def _method_help(self, name: str) -> str:
+    def _method_help(self, control: Control, name: str) -> str:
         # The control's own help carries the reasons why other methods are missing.
-        reasons = self._control(METHOD).help.partition(". ")[2]
-        return " ".join(part for part in (self.methods[name].help, reasons) if part)
+        reasons = control.help.partition(". ")[2]
+        chosen = next(method for method in self.methods[control.path[0]] if method.name == name)
+        return " ".join(part for part in (chosen.help, reasons) if part)
 
-    def _show_method(self, name: str) -> list[Any]:
-        updates = [gr.update(visible=control.method == name) for control in self.controls if control.method]
-        return [gr.update(info=self._method_help(name)), *updates]
+    def _show_method(self, section: str, name: str) -> list[Any]:
+        updates = [gr.update(visible=option.method == name) for option in self._options(section)]
+        return [gr.update(info=self._method_help(self._method(section), name)), *updates]
 
     def _show(self, config: CompressionConfig) -> list[Any]:
         return [*controls.to_values(self.controls, config), _common(list(vars(config.precision).values()))]

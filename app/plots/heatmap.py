@@ -138,6 +138,9 @@ def _cell(frame: FramePruning, index: int) -> list[object]:
 
 
 def _score_words(score: float) -> str:
+    # Attention is shared among all tokens, so that a single one's is small.
+    if 0 < abs(score) < 0.1:
+        return f"{score:.2g}"
     return f"{score:.3f}" if abs(score) < 10 else f"{score:.1f}"
 
 

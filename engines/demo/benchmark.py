@@ -59,12 +59,12 @@ CLIPS = (
 SETS: dict[str, tuple[Part, ...]] = {"all": STILLS + CLIPS, "stills": STILLS, "clips": CLIPS}
 
 
-def select(part: Part) -> Iterator[tuple[Scene, list[Question]]]:
+def select(part: Part, split: str = "test") -> Iterator[tuple[Scene, list[Question]]]:
     """The scenes of a part with the questions asked about each: the first ones that fill the quotas."""
     missing = Counter(part.quotas)
     seed = 0
     while missing.total():
-        scene = make_scene("test", seed, part.level, part.sizes[seed % len(part.sizes)])
+        scene = make_scene(split, seed, part.level, part.sizes[seed % len(part.sizes)])
         asked = ask(scene)
         chosen: list[Question] = []
         for index in np.random.default_rng(seed).permutation(len(asked)):
@@ -78,14 +78,22 @@ def select(part: Part) -> Iterator[tuple[Scene, list[Question]]]:
         seed += 1
 
 
-def items(name: str, folder: Path) -> Iterator[Item]:
-    """The questions of a set, scene by scene; each scene's file is written into the folder when its turn comes."""
+def items(name: str, folder: Path, every: int = 1, split: str = "test") -> Iterator[Item]:
+    """Every so-manieth question of a set, scene by scene; a scene's file is written when its first question comes.
+
+    The benchmark is that of the test split; whoever tunes something takes the same questions of "validation".
+    """
+    number = 0
     for part in SETS[name]:
-        for scene, questions in select(part):
+        for scene, questions in select(part, split):
+            chosen = [question for place, question in enumerate(questions, start=number) if place % every == 0]
+            number += len(questions)
+            if not chosen:
+                continue
             path = write_media(scene, folder, f"{part.level.replace(' ', '_')}_{scene.seed}")
             # A clip is sampled at its own rate, so that every frame is seen once.
             frames = FrameSampling(fps=1 / scene.step_s) if scene.is_clip else FrameSampling()
-            for question in questions:
+            for question in chosen:
                 groups = {"category": question.category, "size": part.name, "language": question.language}
                 yield Item((path,), question.text, question.answer, groups, frames)
 
@@ -113,6 +121,6 @@ def blind_scores(name: str, scenes: int = 600) -> dict[str, Score]:
     return {category: Score(len(rights), sum(rights)) for category, rights in guesses.items()}
 
 
-def size(name: str) -> int:
-    """How many questions a set has."""
-    return sum(sum(part.quotas.values()) for part in SETS[name])
+def size(name: str, every: int = 1) -> int:
+    """How many questions `items` gives."""
+    return -(-sum(sum(part.quotas.values()) for part in SETS[name]) // every)

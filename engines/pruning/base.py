@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,19 +13,44 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.config import check_settings
+from engines.methods import Method
+
+
+@dataclass(frozen=True)
+class Group:
+    """One image, or one frame group of a video: a grid whose tokens lie row by row from `start` on."""
+
+    start: int
+    rows: int
+    columns: int
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def rows_of(self) -> slice:
+        """Where its tokens are among those of the span."""
+        return slice(self.start, self.start + self.tokens)
 
 
 @dataclass(frozen=True)
 class Visual:
-    """The merged visual tokens of one image, or of one frame group of a video: what a method may look at."""
+    """A span of merged visual tokens that share one budget: what a method may look at.
+
+    A span is one image or frame group, one whole video, or all media of the prompt: see `pruning.scope`.
+    """
 
     embeddings: Tensor
-    """(tokens, hidden): as they would enter the language model, row by row of the grid."""
-    rows: int
-    columns: int
+    """(tokens, hidden): as they would enter the language model, the groups one after the other."""
+    groups: tuple[Group, ...]
     seed: int
-    """Differs between the frames of a request and is the same in every run of it."""
+    """Differs between the spans of a request and is the same in every run of it."""
+    text: Tensor | None = None
+    """(n, hidden): the question's own tokens as they enter the language model; None where it has none."""
+    attention: Tensor | None = None
+    """(tokens,): what each received from the prompt's last token, in the layer after which the method chooses; None
+    for a method that chooses before the language model."""
 
 
 @dataclass(frozen=True)
@@ -38,27 +62,41 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Selector(ABC):
-    """Base of every method. Subclasses are frozen dataclasses whose fields, made by `setting()`, are its parameters."""
+class Selector(Method):
+    """Base of every pruning method."""
 
-    name: ClassVar[str]
-    label: ClassVar[str]
-    help: ClassVar[str]
-    source: ClassVar[str]
-    """The paper or the reason that the method comes from."""
+    section = "pruning"
+    scope: ClassVar[str | None] = None
+    """The only scope that the method works in; None: whichever `pruning.scope` asks for."""
+    largest_span: ClassVar[int | None] = None
+    """Tokens of the largest span that it takes; a larger one is cut between two of its groups."""
 
-    def __post_init__(self) -> None:
-        check_settings(self, "pruning.options")
+    @property
+    def asked_layer(self) -> int | None:
+        """The layer of the language model, counted from 1, after which it chooses; None: before the first."""
+        return None
+
+    def floors(self, groups: tuple[Group, ...], least: int) -> tuple[int, ...]:
+        """How many tokens of each group of a span are kept whatever their scores: `least`, or all if it has fewer."""
+        return tuple(min(group.tokens, least) for group in groups)
 
     @abstractmethod
     def select(self, visual: Visual, keep: int) -> Selection:
-        """Choose `keep` of the tokens, 1 <= keep <= tokens. Must give the same choice for the same input."""
+        """Choose `keep` of the tokens, 1 <= keep <= tokens. Must give the same choice for the same input.
+
+        A method for spans of several groups must give scores: by them its choice is corrected where a group would
+        keep fewer tokens than `floors` promises.
+        """
 
 
 def select_top(scores: Tensor, keep: int) -> Tensor:
     """Indices of the `keep` highest scores in rising order; of equal scores the earlier token wins."""
     order = torch.argsort(scores, descending=True, stable=True)
     return order[:keep].sort().values
+
+
+# Spans of more tokens are cut: their similarities, in float32, would fill more than 256 MiB.
+LARGEST_COMPARED = 8192
 
 
 def cosine_similarity(embeddings: Tensor) -> Tensor:
@@ -94,23 +132,3 @@ def pick_greedily(similarity: Tensor, keep: int, first: Values, value: Callable[
     dropped = taken == 0
     scores[dropped] = current[dropped]
     return Selection(torch.from_numpy(np.sort(kept)), torch.from_numpy(scores))
-
-
-@dataclass(frozen=True)
-class MethodDescription:
-    """A method as the page shows it. Each parameter is (name, default, metadata of `setting()`, type name)."""
-
-    name: str
-    label: str
-    help: str
-    source: str
-    parameters: tuple[tuple[str, Any, dict[str, Any], str], ...]
-
-
-def describe(method: type[Selector]) -> MethodDescription:
-    parameters = tuple(
-        (item.name, item.default, dict(item.metadata), str(item.type))
-        for item in dataclasses.fields(method)
-        if "label" in item.metadata
-    )
-    return MethodDescription(method.name, method.label, method.help, method.source, parameters)

@@ -2,7 +2,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engines.pruning.base import Selection, Selector, Visual, cosine_similarity, pick_greedily
+from engines.pruning.base import LARGEST_COMPARED, Selection, Selector, Visual, cosine_similarity, pick_greedily
 
 
 @dataclass(frozen=True)
@@ -13,6 +13,7 @@ class MaxMinDiversity(Selector):
     label = "Max-min diversity"
     help = "Picks tokens one by one, each as different as possible from those already picked."
     source = "DivPrune (arXiv 2503.02175): greedy max-min diversity by cosine distance."
+    largest_span = LARGEST_COMPARED
 
     def select(self, visual: Visual, keep: int) -> Selection:
         similarity = cosine_similarity(visual.embeddings)

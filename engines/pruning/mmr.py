@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from engines.config import setting
-from engines.pruning.base import Selection, Selector, Visual, cosine_similarity, pick_greedily
+from engines.pruning.base import LARGEST_COMPARED, Selection, Selector, Visual, cosine_similarity, pick_greedily
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,7 @@ class MaximalMarginalRelevance(Selector):
     label = "Maximal marginal relevance"
     help = "Picks tokens one by one: important, but unlike those already picked."
     source = "IDPruner (arXiv 2602.13315): maximal marginal relevance; importance here is the embedding norm."
+    largest_span = LARGEST_COMPARED
 
     balance: float = setting(
         0.5,

@@ -11,13 +11,16 @@ class Uniform(Selector):
 
     name = "uniform"
     label = "Uniform grid"
-    help = "Tokens spread evenly over the image, whatever it shows."
+    help = "Tokens spread evenly over each image and frame group, whatever it shows and whatever the scope."
     source = "Control; evenly spaced rows, evenly spaced tokens in each."
+    # Evenly spaced means something only on a grid, so every grid keeps its own share.
+    scope = "frame"
 
     def select(self, visual: Visual, keep: int) -> Selection:
         # The number of rows used is chosen so that the spacing is about the same down and across; each used row
         # then takes its share, shifted by half a step every other row so that columns do not line up.
-        rows, columns = visual.rows, visual.columns
+        (grid,) = visual.groups
+        rows, columns = grid.rows, grid.columns
         used = round((keep * rows / columns) ** 0.5)
         used = max(-(-keep // columns), min(used, rows, keep))
         kept = []

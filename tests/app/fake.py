@@ -9,16 +9,19 @@ import numpy as np
 
 from engines.config import CompressionConfig
 from engines.media import Media
+from engines.pruning import create
 from engines.results import (
     CacheReport,
     CacheStats,
     Capabilities,
     Capability,
     Event,
+    ExpertReport,
     Finished,
     FramePruning,
     MediaReady,
     MemoryReport,
+    PairCounts,
     PartWeights,
     PruneReport,
     RunRequest,
@@ -68,6 +71,26 @@ def frame_pruning(kept: int = 3, scored: bool = True, frames: tuple[int, ...] = 
     )
 
 
+def expert_report(method: str = "off") -> ExpertReport:
+    """Two layers of three experts, two a token, for four visual and two text tokens. A method skips every second
+    expert of the visual tokens, and in the second layer one of a text token too."""
+    skips = method != "off"
+    visual = PairCounts((4, 4) if skips else (8, 8), (4, 4) if skips else (0, 0))
+    text = PairCounts((4, 3) if skips else (4, 4), (0, 1) if skips else (0, 0))
+    return ExpertReport(
+        top_k=2,
+        own_top_k=2,
+        experts=3,
+        pairs_computed=visual.total_computed + text.total_computed,
+        pairs_full=24,
+        layers=((5, 3, 0), (4, 3, 0)) if skips else ((8, 4, 0), (6, 6, 0)),
+        method=method,
+        calibrated=False if method == "modality" else None,
+        text=text,
+        visual=visual,
+    )
+
+
 def trace(steps: int = 3) -> Trace:
     """Every stage once, 0.1 s each with a gap of 0.01 s after it, but decode and detokenise once a token."""
     spans, at_s = [], 0.0
@@ -106,7 +129,7 @@ def result(
             frames,
         ),
         cache_stats=CacheReport({"encoder": CacheStats(1, 1, 1024, saved_s=0.25)}, {"encoder": CacheStats()}),
-        expert_report=None,
+        expert_report=expert_report(config.experts.method),
         memory=MemoryReport(
             None, "No reader on this platform", (PartWeights("all", "native", {"fp32": 4096}, "k"),), 64
         ),
@@ -131,6 +154,9 @@ class FakeEngine:
 
     def capabilities(self) -> Capabilities:
         return capabilities(is_demo=self.is_demo)
+
+    def check(self, config: CompressionConfig) -> None:
+        create(config.pruning.method, config.pruning.options)
 
     def cache_totals(self) -> dict[str, CacheStats]:
         return {"encoder": CacheStats(queries=4, hits=1, bytes=2048, entries=3, evictions=2, saved_s=0.5)}

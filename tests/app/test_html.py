@@ -11,6 +11,7 @@ from app import words
 from app.panels.answers import MEASURES, answers_html, verdict_html
 from app.panels.ask import media_tile
 from app.panels.caches import caches_html
+from app.panels.experts import DENSE, EMPTY, ExpertsPanel, experts_html
 from app.panels.header import header_html
 from app.panels.heatmap import count_html, detail_html
 from app.session import Phase, Session
@@ -138,6 +139,9 @@ def test_kept_count() -> None:
     off = PruneReport(None, 1.0, 6, 6, (fake.frame_pruning(kept=6, scored=False),))
     assert "Pruning is off" in count_html(off)
     assert "gives no scores" not in count_html(off)
+    inside = PruneReport("attention", 0.5, 6, 3, (fake.frame_pruning(),), layer=4)
+    assert "Pruned after layer 4 of the language model" in count_html(inside)
+    assert "Pruned after layer" not in text
 
 
 def test_a_frame_group_says_which_frames_and_when() -> None:
@@ -197,3 +201,30 @@ def test_full_configuration_is_named_in_words() -> None:
     assert result is not None
     assert result.config == CompressionConfig.full()
     assert "all switches off" in page_of(session)
+
+
+def test_expert_shares_of_both_runs() -> None:
+    modality = fake.expert_report("modality")
+    html = experts_html({"full": fake.expert_report(), "compressed": dataclasses.replace(modality, top_k=1)})
+    full, compressed = (" ".join(text_of(row).split()) for row in html.partition("<tbody>")[2].split("</tr>")[:2])
+    assert full == "Full 24 of 24 0 % 0 % 0 % 2 of 3 experts a token"
+    assert compressed.startswith("Compressed 15 of 24 38 % 50 % 12 %")
+    assert compressed.endswith("1 of 3 experts a token instead of 2, then the method modality, not calibrated")
+    assert "<b>" not in experts_html({"full": dataclasses.replace(modality, method="<b>")})
+
+
+def test_the_experts_panel_shows_either_run_or_says_why_not() -> None:
+    session = finished()
+    text, body, _, side, plot, table = ExpertsPanel.update(session)
+    assert "24 of 24" in text
+    assert body["visible"]
+    assert side["value"] == "compressed"
+    assert plot.type == "plotly"
+    assert "<table" in table
+    session.sides["compressed"].result = None
+    assert ExpertsPanel.update(session)[3]["value"] == "full"
+    full = session.sides["full"].result
+    assert full is not None
+    session.sides["full"].result = dataclasses.replace(full, expert_report=None)
+    assert ExpertsPanel.update(session)[0] == DENSE
+    assert ExpertsPanel.update(Session())[0] == EMPTY

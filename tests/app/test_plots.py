@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 
 from app import plots
 from app.plots.waterfall import MOST_TOKEN_BARS, ROWS, UNACCOUNTED, bars, gaps
-from engines.results import RunResult
+from engines.results import PairCounts, RunResult
 from engines.trace import STAGES, Span, Trace
 from tests.app import fake
 
@@ -112,7 +113,11 @@ def test_opacity_and_view_reach_the_figure() -> None:
 
 
 def test_every_figure_has_an_explicit_height(both: dict) -> None:
-    for figure in (plots.waterfall(both), plots.heatmap(fake.frame_pruning(), None, (96, 64), "kept", 1.0)):
+    for figure in (
+        plots.waterfall(both),
+        plots.heatmap(fake.frame_pruning(), None, (96, 64), "kept", 1.0),
+        plots.expert_load(fake.expert_report(), 8),
+    ):
         assert figure.layout.height > 100
         sent = json.loads(plots.as_plot(figure).plot)
         assert sent["layout"]["height"] == figure.layout.height
@@ -124,3 +129,38 @@ def test_heatmap_table_marks_what_was_dropped() -> None:
     assert table.count("✓ ") == 2
     assert table.count("× ") == 4
     assert "×" in plots.heatmap_table(fake.frame_pruning(kept=2, scored=False))
+
+
+def test_expert_load_has_a_cell_for_every_layer_and_expert() -> None:
+    report = fake.expert_report()
+    figure = plots.expert_load(report, 12)
+    (heat,) = figure.data
+    assert [list(row) for row in heat.z] == [[8, 4, 0], [6, 6, 0]]
+    assert (list(heat.x), list(heat.y)) == ([1, 2, 3], [1, 2])
+    assert (heat.zmin, heat.zmax) == (0, 12)
+    assert heat.customdata[0][0] == "67 %"
+    assert tuple(figure.layout.yaxis.range) == (2.5, 0.5)
+    assert figure.layout.xaxis.domain[1] == 1
+
+
+def test_skipped_shares_stand_beside_the_layers() -> None:
+    heat, visual, text = plots.expert_load(fake.expert_report("alignment"), 8).data
+    assert sum(map(sum, heat.z)) == 15
+    assert list(visual.x) == [0.5, 0.5]
+    assert list(text.x) == [0, 0.25]
+    assert visual.marker.pattern.shape != text.marker.pattern.shape
+
+
+def test_a_run_without_text_or_cancelled_before_the_model_can_be_drawn() -> None:
+    report = fake.expert_report("alignment")
+    none = PairCounts((0, 0), (0, 0))
+    assert list(plots.expert_load(dataclasses.replace(report, text=none), 8).data[2].x) == [None, None]
+    empty = dataclasses.replace(report, text=none, visual=none, pairs_computed=0, pairs_full=0, layers=((0, 0, 0),) * 2)
+    assert len(plots.expert_load(empty, 0).data) == 1
+    assert plots.expert_table(empty).count("<tr>") == 3
+
+
+def test_expert_table_holds_the_same_numbers() -> None:
+    table = plots.expert_table(fake.expert_report("alignment"))
+    row = table[table.index('<th scope="row">2</th>') :].partition("</tr>")[0]
+    assert "<td>50 %</td><td>25 %</td><td>7</td><td>4</td><td>3</td><td>0</td>" in row

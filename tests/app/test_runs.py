@@ -17,9 +17,9 @@ from app.session import Phase, Session, Tickets
 from app.workbench import Workbench, build, repeat_count
 from engines.config import CompressionConfig
 from engines.media import MediaError, MediaLimits
-from engines.pruning import describe_methods
 from engines.results import EngineError, RunRequest
 from tests.app.fake import FakeEngine
+from tests.app.test_controls import METHODS
 
 
 def ticket_for(tickets: Tickets, session: Session, visitor: str = "a", config: CompressionConfig | None = None) -> Any:
@@ -60,7 +60,7 @@ def test_repeats_measure_and_leave_the_first_answers() -> None:
     assert not session.active
     assert session.comparison is not None
     assert len(session.comparison.pairs) == 3
-    switches = controls.make_controls(engine.capabilities(), describe_methods())
+    switches = controls.make_controls(engine.capabilities(), METHODS)
     assert "Medians of 3 pairs" in answers_html(session, switches)
 
 
@@ -286,11 +286,12 @@ def test_events_that_use_the_engine_share_one_queue() -> None:
 
 
 def test_choosing_a_method_shows_its_own_parameters(page: Workbench) -> None:
-    owners = [control.method for control in page.settings.controls if control.method]
-    for name in page.settings.methods:
-        updates = page.settings._show_method(name)
-        assert [update["visible"] for update in updates[1:]] == [owner == name for owner in owners]
-        assert page.settings.methods[name].help in updates[0]["info"]
+    for section, methods in page.settings.methods.items():
+        options = [control for control in page.settings.controls if control.method and control.path[0] == section]
+        for method in methods:
+            updates = page.settings._show_method(section, method.name)
+            assert [update["visible"] for update in updates[1:]] == [option.method == method.name for option in options]
+            assert method.help in updates[0]["info"]
 
 
 def re_tags(html: str) -> str:

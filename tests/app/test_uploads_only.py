@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from app.workbench import serve
+from app.server import serve
 from tests.app.fake import FakeEngine
 
 SECRET = "not for visitors"

@@ -35,6 +35,7 @@ def test_precision_all_sets_every_part() -> None:
         ("pruning.keep_ratio=NaN", "must be a number above 0 and at most 1"),
         ("pruning.keep_ratio=half", "pruning.keep_ratio is 'half'"),
         ("pruning.keep_ratio=true", "pruning.keep_ratio is True"),
+        ("pruning.scope=clip", "must be one of frame, item, prompt"),
         ("pruning.min_tokens=1.5", "must be a whole number at least 1 and at most 64"),
         ("experts.top_k=0", "must be a whole number at least 1"),
         ("precision.vision=int3", "must be one of native, fp32, bf16, int8"),

@@ -82,7 +82,7 @@ def test_clock_stops_only_on_an_idle_device(
 def test_result_is_plain_json(moe: Engine, media_files: dict[str, Path]) -> None:
     result = moe.answer(ask(media_files, "clip"), FULL.with_settings(["pruning.keep_ratio=0.5"]))
     values = json.loads(result.to_json())
-    assert values["schema_version"] == 1
+    assert values["schema_version"] == 2
     assert values["answer"] == result.answer
     assert values["prune_report"]["achieved_keep_ratio"] == pytest.approx(0.5, abs=0.05)
     assert CompressionConfig.from_dict(values["config"]) == result.config

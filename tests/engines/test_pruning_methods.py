@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 
-from engines.config import PruningConfig
 from engines.pruning import METHODS, create, describe_methods
-from engines.pruning.base import Visual
-from engines.pruning.stage import budget
+from engines.pruning.base import Group, Visual
+from engines.pruning.spans import budget
 
-Reference = Callable[[list[list[float]], int, int, int, int], set[int]]
+Reference = Callable[[Visual, int], set[int]]
 
 
 def cosine(one: list[float], other: list[float]) -> float:
@@ -32,17 +32,19 @@ def first_of_highest(candidates: list[int], value: Callable[[int], float]) -> in
     return next(token for token in candidates if value(token) >= best - 1e-6)
 
 
-def reference_l2_norm(tokens: list[list[float]], rows: int, columns: int, keep: int, seed: int) -> set[int]:
+def reference_l2_norm(visual: Visual, keep: int) -> set[int]:
+    tokens = visual.embeddings.tolist()
     order = sorted(range(len(tokens)), key=lambda token: (-norm(tokens[token]), token))
     return set(order[:keep])
 
 
-def reference_random(tokens: list[list[float]], rows: int, columns: int, keep: int, seed: int) -> set[int]:
-    draws = torch.rand(len(tokens), generator=torch.Generator().manual_seed(seed)).tolist()
-    return set(sorted(range(len(tokens)), key=lambda token: -draws[token])[:keep])
+def reference_random(visual: Visual, keep: int) -> set[int]:
+    draws = torch.rand(len(visual.embeddings), generator=torch.Generator().manual_seed(visual.seed)).tolist()
+    return set(sorted(range(len(draws)), key=lambda token: -draws[token])[:keep])
 
 
-def reference_max_min(tokens: list[list[float]], rows: int, columns: int, keep: int, seed: int) -> set[int]:
+def reference_max_min(visual: Visual, keep: int) -> set[int]:
+    tokens = visual.embeddings.tolist()
     everyone = list(range(len(tokens)))
 
     def distance(one: int, other: int) -> float:
@@ -58,7 +60,8 @@ def reference_max_min(tokens: list[list[float]], rows: int, columns: int, keep: 
     return set(kept)
 
 
-def reference_mmr(tokens: list[list[float]], rows: int, columns: int, keep: int, seed: int) -> set[int]:
+def reference_mmr(visual: Visual, keep: int) -> set[int]:
+    tokens = visual.embeddings.tolist()
     everyone = list(range(len(tokens)))
     norms = [norm(token) for token in tokens]
     spread = max(norms) - min(norms)
@@ -74,35 +77,123 @@ def reference_mmr(tokens: list[list[float]], rows: int, columns: int, keep: int,
     return set(kept)
 
 
+def reference_relevance(visual: Visual, keep: int, theta: float = 0.5) -> set[int]:
+    """What each token adds, from the projection on everything picked, solved anew for every pick."""
+    tokens = visual.embeddings.tolist()
+    everyone = list(range(len(tokens)))
+    words = visual.text.tolist() if visual.text is not None else []
+    nearness = [sum(cosine(token, word) for word in words) / max(1, len(words)) for token in tokens]
+    spread = max(nearness) - min(nearness)
+    relevance = [(value - min(nearness)) / spread if spread > 1e-6 else 0.0 for value in nearness]
+    unit = torch.nn.functional.normalize(visual.embeddings.double(), dim=1)
+    kept: list[int] = []
+    while len(kept) < keep:
+        picked = unit[kept]
+        outside = unit - unit @ torch.linalg.pinv(picked, rtol=1e-6) @ picked if kept else unit
+        residual = outside.square().sum(dim=1).tolist()
+        kept.append(
+            first_of_highest(
+                [token for token in everyone if token not in kept],
+                lambda token: theta * relevance[token] + (1 - theta) * math.log(max(residual[token], 1e-5)),  # noqa: B023
+            )
+        )
+    return set(kept)
+
+
+def reference_temporal(visual: Visual, keep: int) -> set[int]:
+    tokens = visual.embeddings.tolist()
+    change = []
+    for group in visual.groups:
+        for place in range(group.tokens):
+            token = group.start + place
+            change.append(2.0 if group.start == 0 else 1.0 - cosine(tokens[token], tokens[token - group.tokens]))
+    kept: list[int] = []
+    while len(kept) < keep:
+        kept.append(first_of_highest([token for token in range(len(tokens)) if token not in kept], change.__getitem__))
+    return set(kept)
+
+
+def reference_attention(visual: Visual, keep: int) -> set[int]:
+    received = visual.attention.tolist() if visual.attention is not None else []
+    return set(sorted(range(len(received)), key=lambda token: (-received[token], token))[:keep])
+
+
 REFERENCES: dict[str, Reference] = {
     "l2_norm": reference_l2_norm,
     "random": reference_random,
     "max_min": reference_max_min,
     "mmr": reference_mmr,
+    "relevance": reference_relevance,
+    "attention": reference_attention,
+    "temporal": reference_temporal,
 }
 GRIDS = [(1, 1), (1, 7), (4, 4), (5, 9)]
 RATIOS = [0.001, 0.1, 0.25, 0.5, 0.75, 1.0]
 
 
-def make_visual(rows: int, columns: int, seed: int, ties: bool = False) -> Visual:
+def make_visual(rows: int, columns: int, seed: int, ties: bool = False, groups: int = 1) -> Visual:
     generator = torch.Generator().manual_seed(seed)
-    embeddings = torch.randn(rows * columns, 16, generator=generator)
+    tokens = rows * columns * groups
+    embeddings = torch.randn(tokens, 16, generator=generator)
     if ties:
         # Signs times a power of two: norms and cosines are exact in float32, and many of them are equal.
-        embeddings = embeddings.sign() * 2.0 ** torch.randint(0, 2, (rows * columns, 1), generator=generator)
-    return Visual(embeddings, rows, columns, seed)
+        embeddings = embeddings.sign() * 2.0 ** torch.randint(0, 2, (tokens, 1), generator=generator)
+    text = torch.randn(3, 16, generator=generator)
+    grids = tuple(Group(group * rows * columns, rows, columns) for group in range(groups))
+    attention = torch.rand(tokens, generator=generator)
+    return Visual(embeddings, grids, seed, text.sign() if ties else text, attention.round() if ties else attention)
 
 
 @pytest.mark.parametrize("name", REFERENCES)
-@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("grid", [(*grid, 1) for grid in GRIDS] + [(3, 4, 3), (1, 1, 5)])
 @pytest.mark.parametrize("ties", [False, True])
-def test_kept_tokens_equal_the_reference(name: str, grid: tuple[int, int], ties: bool) -> None:
-    for seed in range(5):
-        visual = make_visual(*grid, seed, ties)
+def test_kept_tokens_equal_the_reference(name: str, grid: tuple[int, int, int], ties: bool) -> None:
+    rows, columns, groups = grid
+    for seed in range(4):
+        visual = make_visual(rows, columns, seed, ties, groups)
         for ratio in RATIOS:
-            keep = budget(grid[0] * grid[1], PruningConfig(keep_ratio=ratio))
+            keep = budget(rows * columns * groups, ratio, 1)
             kept = create(name, {}).select(visual, keep).kept.tolist()
-            assert set(kept) == REFERENCES[name](visual.embeddings.tolist(), *grid, keep, seed)
+            assert set(kept) == REFERENCES[name](visual, keep)
+
+
+@pytest.mark.parametrize("theta", [0.0, 0.2, 1.0])
+def test_theta_weighs_relevance_against_diversity(theta: float) -> None:
+    for seed in range(3):
+        visual = make_visual(4, 6, seed)
+        for keep in (1, 5, 20):
+            kept = create("relevance", {"theta": theta}).select(visual, keep).kept.tolist()
+            assert set(kept) == reference_relevance(visual, keep, theta)
+
+
+def test_without_a_question_only_diversity_counts() -> None:
+    """Then every relevance is the same, whatever its weight, until nothing but relevance counts."""
+    visual = replace(make_visual(4, 4, seed=2), text=None)
+    chosen = [create("relevance", {"theta": theta}).select(visual, 5).kept.tolist() for theta in (0.0, 0.5, 0.9)]
+    assert chosen[0] == chosen[1] == chosen[2]
+    assert set(chosen[0]) == reference_relevance(visual, 5, 0.0)
+
+
+def test_relevance_prefers_what_the_question_is_about() -> None:
+    """A probe: of equally different tokens, those that point the question's way are kept."""
+    visual = Visual(torch.eye(16), (Group(0, 4, 4),), 0, torch.eye(16)[[5, 11]])
+    assert create("relevance", {}).select(visual, 2).kept.tolist() == [5, 11]
+
+
+def test_temporal_keeps_the_first_group_and_what_changes() -> None:
+    """A still clip in which one place changes once: that token, and the first frame group."""
+    frames = make_visual(3, 3, seed=0).embeddings.repeat(4, 1)
+    frames[9 * 2 + 4] = -frames[4]
+    visual = Visual(frames, tuple(Group(9 * group, 3, 3) for group in range(4)), 0)
+    method = create("temporal", {})
+    assert method.floors(visual.groups, 1) == (9, 1, 1, 1)
+    kept = method.select(visual, 11).kept.tolist()
+    # It differs from the group before it, and the one after it differs from it.
+    assert kept == [*range(9), 9 * 2 + 4, 9 * 3 + 4]
+
+
+def test_an_image_stays_whole_for_temporal() -> None:
+    assert create("temporal", {}).floors((Group(0, 5, 9),), 1) == (45,)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -144,12 +235,13 @@ def test_mmr_finds_the_token_that_stands_out() -> None:
     embeddings = torch.ones(16, 8)
     embeddings[6] = torch.tensor([9.0, -9.0] * 4)
     for balance in (0.1, 0.5, 1.0):
-        assert 6 in create("mmr", {"balance": balance}).select(Visual(embeddings, 4, 4, 0), 1).kept.tolist()
+        visual = Visual(embeddings, (Group(0, 4, 4),), 0)
+        assert 6 in create("mmr", {"balance": balance}).select(visual, 1).kept.tolist()
 
 
 def test_uniform_spreads_over_rows_and_columns() -> None:
     """A quarter of an 8 x 8 grid: every second row, and in each row tokens from the left and the right half."""
-    kept = create("uniform", {}).select(Visual(torch.zeros(64, 4), 8, 8, 0), 16).kept
+    kept = create("uniform", {}).select(Visual(torch.zeros(64, 4), (Group(0, 8, 8),), 0), 16).kept
     rows = kept // 8
     assert rows.unique().numel() == 4
     for row in rows.unique():
@@ -164,11 +256,13 @@ def test_uniform_spreads_over_rows_and_columns() -> None:
     [(1, 0.001, 1, 1), (49, 0.5, 1, 25), (49, 0.25, 1, 12), (100, 0.001, 1, 1), (100, 0.02, 8, 8), (4, 0.5, 8, 4)],
 )
 def test_budget(tokens: int, ratio: float, minimum: int, expected: int) -> None:
-    assert budget(tokens, PruningConfig(keep_ratio=ratio, min_tokens=minimum)) == expected
+    assert budget(tokens, ratio, minimum) == expected
 
 
 def test_bad_names_and_options_are_refused_in_words() -> None:
-    with pytest.raises(ValueError, match="must be one of mmr, max_min, l2_norm, uniform, random"):
+    with pytest.raises(
+        ValueError, match="must be one of mmr, max_min, relevance, attention, temporal, l2_norm, uniform, random"
+    ):
         create("best", {})
     with pytest.raises(ValueError, match=r"pruning\.options\.lambda; mmr has balance"):
         create("mmr", {"lambda": 0.3})

@@ -35,6 +35,17 @@ def test_it_is_the_same_one_always(everything: list) -> None:
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "553a3cb95ca3be84"
 
 
+def test_a_part_of_it_is_spread_over_all_and_another_split_has_other_scenes(everything: list, tmp_path: Path) -> None:
+    assert [(i.question, i.answer) for i in benchmark.items("all", tmp_path, every=7)] == [
+        (item.question, item.answer) for item in everything[::7]
+    ]
+    assert benchmark.size("all", 7) == len(everything[::7])
+    tuning = list(benchmark.items("clips", tmp_path, every=3, split="validation"))
+    assert len(tuning) == benchmark.size("clips", 3)
+    tests = {item.media[0].read_bytes() for item in everything if "clip" in item.groups["size"]}
+    assert not tests & {item.media[0].read_bytes() for item in tuning}
+
+
 def test_its_files_hold_the_scenes(everything: list) -> None:
     for item in (everything[0], everything[900], everything[-1]):
         media = load_media(item.media[0], sampling=item.frames)
