@@ -63,7 +63,7 @@ as share of steps:
 - scenes seen: {images:,} in {steps:,} steps
 - seed: {seed}
 - command: {command}
-
+{notes}
 ## Measured
 
 The bundled benchmark (`python launch.py eval`): 1,200 questions on test scenes of 224 to 672 pixels and 300 on
@@ -163,6 +163,7 @@ def write_card(folder: Path) -> None:
         cooldown=recipe["cooldown"],
         folder=folder,
         command=_command(folder, recipe, history["started"]),
+        notes="".join(f"- {note}\n" for note in history["notes"]),
         transformers=transformers.__version__,
         torch=torch.__version__,
         machine=f"{platform.machine()} with {os.cpu_count()} cores",

@@ -21,7 +21,11 @@ CURRICULUM: tuple[tuple[int, dict[str, float]], ...] = (
     (2_500, {"tiny": 0.15, "small": 0.4, "medium": 0.2, "clip": 0.25}),
     (2_750, {"small": 0.3, "medium": 0.35, "large": 0.1, "clip": 0.2, "long clip": 0.05}),
     (3_500, {"tiny": 0.25, "small": 0.5, "clip": 0.25}),
-    (1 << 60, {"small": 0.3, "medium": 0.35, "large": 0.1, "huge": 0.05, "clip": 0.15, "long clip": 0.05}),
+    (4_000, {"small": 0.3, "medium": 0.35, "large": 0.1, "huge": 0.05, "clip": 0.15, "long clip": 0.05}),
+    (
+        1 << 60,
+        {"dense": 0.15, "small": 0.2, "medium": 0.3, "large": 0.1, "huge": 0.05, "clip": 0.15, "long clip": 0.05},
+    ),
 )
 TOWER_STEPS = CURRICULUM[0][0]  # in which the vision tower learns alone
 

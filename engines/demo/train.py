@@ -45,7 +45,7 @@ DEFAULT_STATE = Path.home() / ".cache" / "qwen-vl-moe-workbench" / "demo-trainin
 class Recipe:
     """All that decides the outcome."""
 
-    steps: int = 4_500
+    steps: int = 4_150
     seed: int = 0
     workers: int = 1
     learning_rate: float = 1.5e-3
@@ -73,6 +73,8 @@ class Trainer:
     images: int = 0
     started: tuple[int, ...] = (0,)
     """Steps at which the optimizer was new: 0, and wherever training went on from an exported checkpoint."""
+    notes: tuple[str, ...] = ()
+    """What was changed underway, if the recipe is not the whole truth."""
 
     def __post_init__(self) -> None:
         torch.manual_seed(self.recipe.seed)
@@ -172,6 +174,7 @@ class Trainer:
             "step": self.step,
             "images": self.images,
             "started": self.started,
+            "notes": self.notes,
             "model": self.model.state_dict(),
             "heads": self.heads.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -185,7 +188,8 @@ class Trainer:
         """
         state = torch.load(folder / "state.pt", weights_only=True)
         self._check_recipe(state["recipe"], folder)
-        self.step, self.images, self.started = state["step"], state["images"], tuple(state["started"])
+        self.step, self.images = state["step"], state["images"]
+        self.started, self.notes = tuple(state["started"]), tuple(state.get("notes", ()))
         self.model.load_state_dict(state["model"])
         self.heads.load_state_dict(state["heads"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -194,7 +198,13 @@ class Trainer:
         """Write the checkpoint as it is now, and what it takes to go on from it on another machine."""
         build.save_checkpoint(self.model, self.processor, folder)
         save_file(self.heads.state_dict(), folder / HEADS)
-        history = {"recipe": asdict(self.recipe), "step": self.step, "images": self.images, "started": self.started}
+        history = {
+            "recipe": asdict(self.recipe),
+            "step": self.step,
+            "images": self.images,
+            "started": self.started,
+            "notes": self.notes,
+        }
         (folder / HISTORY).write_text(json.dumps(history, indent=2) + "\n", encoding="utf-8")
 
     def load_checkpoint(self, folder: Path) -> None:
@@ -206,6 +216,7 @@ class Trainer:
         self.heads.load_state_dict(load_file(folder / HEADS))
         self.step, self.images = history["step"], history["images"]
         self.started = (*history["started"], self.step)
+        self.notes = tuple(history["notes"])
 
     def _check_recipe(self, saved: dict[str, Any], folder: Path) -> None:
         for key in ("seed", "model", "workers"):
@@ -260,6 +271,10 @@ def main() -> None:
     )
     parser.add_argument("--minutes", type=float, help="end this sitting after so many minutes")
     parser.add_argument("--seed", type=int, default=Recipe.seed)
+    parser.add_argument(
+        "--learning-rate", type=float, default=Recipe.learning_rate, help="highest rate of the schedule"
+    )
+    parser.add_argument("--note", help="what differs from here on; kept beside the checkpoint and in its model card")
     start = parser.add_mutually_exclusive_group()
     start.add_argument("--resume", action="store_true", help="continue from the state folder")
     start.add_argument("--start-from", type=Path, metavar="FOLDER", help="go on from an exported checkpoint")
@@ -276,12 +291,20 @@ def main() -> None:
 def work(arguments: argparse.Namespace) -> None:
     """What each worker does."""
     torch.set_num_threads(arguments.threads or max(1, (os.cpu_count() or 1) // arguments.workers))
-    recipe = Recipe(arguments.steps, arguments.seed, arguments.workers, tower_steps=arguments.tower_steps)
+    recipe = Recipe(
+        arguments.steps,
+        arguments.seed,
+        arguments.workers,
+        arguments.learning_rate,
+        tower_steps=arguments.tower_steps,
+    )
     trainer = Trainer(recipe)
     if arguments.resume:
         trainer.load_state(arguments.state)
     elif arguments.start_from:
         trainer.load_checkpoint(arguments.start_from)
+    if arguments.note:
+        trainer.notes += (f"from step {trainer.step:,}: {arguments.note}",)
     sitting(trainer, arguments.out, arguments.state, arguments.minutes, arguments.log_every, arguments.save_every)
 
 
