@@ -186,7 +186,7 @@ def test_a_calibration_is_printed_and_kept(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     items = [Item((media_files[name],), "What?", "") for name in ("tall", "wide", "tall", "wide")]
-    monkeypatch.setattr(benchmark, "items", lambda name, folder: iter(items))
+    monkeypatch.setattr(benchmark, "items", lambda name, folder, every, split: iter(items[::every]))
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     command = ["calibrate", "experts", "--model", str(tiny_folders["qwen3_vl_moe"]), "--device", "cpu", "--every", "2"]
     assert main(command) == 0
