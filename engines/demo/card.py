@@ -55,8 +55,8 @@ streams; the figures below are from the test split, which training never draws.
 The vision tower first learned alone, for {tower:,} steps, to name what lies under each visual token (colour, shape,
 character and its place in the sign, bar value, motion, centre of a thing) and where in the picture the token is;
 then all was trained together with the loss on answer tokens, the same auxiliary losses and the router's balance
-loss. Muon and AdamW in float32, learning rate {rate}, constant, over the last {cooldown:.0%} falling to zero. Levels,
-as share of steps:
+loss. Muon and AdamW in float32, in the last sitting with a learning rate of {rate} that fell to zero over the last
+{cooldown:.0%} of the schedule. Levels, as share of steps:
 
 {curriculum}
 
@@ -121,7 +121,7 @@ def _weak(found: Report) -> str:
 def _command(folder: Path, recipe: dict, started: list[int]) -> str:
     command = f"python -m engines.demo.train --out {folder} --steps {recipe['steps']} --seed {recipe['seed']}"
     sittings = "".join(f", stopped at step {step:,} and gone on with `--start-from`" for step in started[1:])
-    return f"`{command} --workers {recipe['workers']}`{sittings}"
+    return f"`{command} --workers {recipe['workers']} --learning-rate {recipe['learning_rate']}`{sittings}"
 
 
 def write_card(folder: Path) -> None:
