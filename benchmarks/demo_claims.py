@@ -2,7 +2,8 @@
 
 Measures on the bundled labelled benchmark: accuracy of the full model, with images swapped and by blind guess; with
 fewer experts a token; with weights of fewer bits; with fewer visual tokens, by method and keep ratio. Takes some
-twenty passes over the benchmark; `--every 4` asks a quarter of the questions.
+forty passes over the benchmark; `--every 4` asks a quarter of the questions, and several processes may share the
+methods: `python -m benchmarks.pruning_table FILE...` makes one table of what they printed.
 """
 
 from __future__ import annotations
@@ -72,7 +73,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         every = arguments.every
         everything = list(benchmark.items("all", Path(folder), every))
-        stills = [item for item in everything if item.groups["size"].endswith("px")]
         engine = load_engine(arguments.model, "cpu", "fp32")
 
         def ask(name: str, items: list[Item], *settings: str, engine: Engine = engine) -> Report:
@@ -105,10 +105,9 @@ def main() -> None:
                 round_weights(rounded.checkpoint.model, bits)
                 ask(f"{bits}-bit weights", everything, engine=rounded)
         if "pruning" in arguments.only:
-            _print_groups(ask("stills, all tokens", stills))
             for method, keep in itertools.product(arguments.methods, KEEP_RATIOS):
                 settings = (f"pruning.method={method}", f"pruning.keep_ratio={keep}")
-                _print_groups(ask(f"{method} {keep:.0%}", stills, *settings))
+                _print_groups(ask(f"{method} {keep:.0%}", everything, *settings))
     print_json("demo_claims", model=arguments.model, every=every, **figures)
 
 

@@ -14,7 +14,7 @@ import torch
 from transformers import Qwen3VLMoeForConditionalGeneration, Qwen3VLProcessor
 
 from engines.demo.labels import FIRST_BAR, KINDS, TARGET
-from engines.demo.questions import Question
+from engines.demo.questions import Question, event_second
 from engines.demo.scenes import Scene
 
 NO_LABEL = -100
@@ -30,6 +30,7 @@ class Batch:
     questions: the questions by that number
     quadrants: per kind of engines.demo.labels.KINDS int64 (V, 4), labels of the patches under a visual token
     ninths: int64 (V,), in which ninth of its picture the thing lies that a visual token shows, or NO_LABEL
+    seconds: int64 (V,), the second at which, in this token's frames and under it, a thing came or went, or NO_LABEL
     places: float (V, 2), how far down and how far right in its picture a visual token lies, 0-1
     """
 
@@ -39,6 +40,7 @@ class Batch:
     questions: list[Question]
     quadrants: dict[str, torch.Tensor]
     ninths: torch.Tensor
+    seconds: torch.Tensor
     places: torch.Tensor
 
 
@@ -89,6 +91,20 @@ def thing_ninths(scene: Scene, targets: np.ndarray) -> np.ndarray:
     shown = targets.max(1)
     shown[shown >= FIRST_BAR] = 0
     return of_target[shown]
+
+
+def event_seconds(scene: Scene, targets: np.ndarray, temporal: int) -> np.ndarray:
+    """When a thing came or went, on the tokens where it is seen to have: int64 (tokens,), NO_LABEL elsewhere.
+
+    These are the tokens of the first frame pair of the new state that show the thing, or showed it until then.
+    """
+    cells = targets.reshape(-(-len(scene.frames) // temporal), -1, targets.shape[-1])
+    seconds = np.full(cells.shape[:2], NO_LABEL)
+    for number, thing in enumerate(scene.things, start=1):
+        if thing.event:
+            shown = (cells == number).any((0, 2))
+            seconds[thing.event.frame // temporal, shown] = event_second(scene, thing.event)
+    return seconds.reshape(-1)
 
 
 def token_places(scene: Scene, token_px: int, temporal: int) -> np.ndarray:
@@ -187,6 +203,10 @@ class Packer:
         labels = [quadrant_labels(scene, merge, temporal) for scene in scenes]
         quadrants = {k: torch.from_numpy(np.concatenate([part[k] for part in labels])) for k in labels[0]}
         ninths = np.concatenate([thing_ninths(s, found[TARGET]) for s, found in zip(scenes, labels, strict=True)])
+        seconds = np.concatenate(
+            [event_seconds(s, found[TARGET], temporal) for s, found in zip(scenes, labels, strict=True)]
+        )
         places = np.concatenate([token_places(scene, sizes.patch_size * merge, temporal) for scene in scenes])
         inputs = {"input_ids": ids, "position_ids": positions, "attention_mask": mask[:, None], **media}
-        return Batch(inputs, targets, number, flat, quadrants, torch.from_numpy(ninths), torch.from_numpy(places))
+        told = (torch.from_numpy(array) for array in (ninths, seconds, places))
+        return Batch(inputs, targets, number, flat, quadrants, *told)

@@ -52,10 +52,11 @@ count by colour, position, relation, existence, reading, chart value, a list of 
 description; for clips on direction of motion, time of an event and order of two events. Splits have separate random
 streams; the figures below are from the test split, which training never draws.
 
-The vision tower first learned alone, for {tower:,} steps, to name what lies under each visual token (colour, shape,
-character and its place in the sign, bar value, motion, centre of a thing) and where in the picture the token is;
-then all was trained together with the loss on answer tokens, the same auxiliary losses and the router's balance
-loss. Muon and AdamW in float32, in the last sitting with a learning rate of {rate} that fell to zero over the last
+The vision tower learned alone, for {tower:,} steps and again later, to name what lies under each visual token
+(colour, shape, character and its place in the sign, bar value, motion, centre of a thing) and where in the picture
+the token is. Else all was trained together with the loss on answer tokens, the same auxiliary losses, the router's
+balance loss, and one that lets the language model's middle layer name the second at which a thing came or went.
+Muon and AdamW in float32, in the last sitting with a learning rate of {rate} that fell to zero over the last
 {cooldown:.0%} of the schedule. Levels, as share of steps:
 
 {curriculum}
@@ -131,10 +132,11 @@ def write_card(folder: Path) -> None:
     engine = load_engine(str(folder), "cpu", "fp32")
     model = engine.checkpoint.model
     text, vision = model.config.text_config, model.config.vision_config
-    starts = [0, *(until for until, _ in CURRICULUM)]
-    mixes = "\n".join(
-        f"- from step {start:,}: " + ", ".join(f"{name} {share:.0%}" for name, share in mix.items())
-        for start, (_, mix) in zip(starts, CURRICULUM, strict=False)
+    begun = [0, *(phase.until for phase in CURRICULUM)]
+    phases = "\n".join(
+        f"- from step {start:,}{', the tower alone' if phase.tower_alone else ''}: "
+        + ", ".join(f"{name} {share:.0%}" for name, share in phase.levels.items())
+        for start, phase in zip(begun, CURRICULUM, strict=False)
     )
     with tempfile.TemporaryDirectory() as media:
         items = list(benchmark.items("all", Path(media)))
@@ -153,7 +155,7 @@ def write_card(folder: Path) -> None:
         vision_width=vision.hidden_size,
         deepstack=" and ".join(str(i) for i in vision.deepstack_visual_indexes),
         vocabulary=text.vocab_size,
-        curriculum=mixes,
+        curriculum=phases,
         images=history["images"],
         steps=history["step"],
         seed=recipe["seed"],

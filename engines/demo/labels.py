@@ -54,7 +54,7 @@ class _Grid:
 
 
 def label_frame(
-    frame: int, things: list[Thing], sign: Sign | None, chart: Chart | None, height: int, width: int
+    frame: int, things: list[Thing], signs: list[Sign], chart: Chart | None, height: int, width: int
 ) -> Labels:
     """Labels of one frame of a scene."""
     grid = _Grid(height, width)
@@ -73,9 +73,10 @@ def label_frame(
             )
             middle = thing.side_px // 2
             grid.labels["centre"][(top + middle) // PATCH_PX, (left + middle) // PATCH_PX] = 1
-    for index, box in enumerate(sign.boxes if sign else (), start=1):
-        character = _label("character", sign.text[index - 1]) if sign else 0
-        grid.mark(_solid(box), *box[:2], _CHARACTER_COVER, character=character, index=index)
+    for sign in signs:
+        for index, (character, box) in enumerate(zip(sign.text, sign.boxes, strict=True), start=1):
+            known = _label("character", character)
+            grid.mark(_solid(box), *box[:2], _CHARACTER_COVER, character=known, index=index)
     for number, box in enumerate(chart.boxes if chart else ()):
         assert chart is not None
         grid.mark(

@@ -92,12 +92,15 @@ class Layout:
         right, bottom = self.width - w - _MARGIN_PX, self.height - h - _MARGIN_PX
         if min(right, bottom) < _MARGIN_PX:
             return None
-        left, top = int(self.rng.integers(_MARGIN_PX, right + 1)), int(self.rng.integers(_MARGIN_PX, bottom + 1))
-        if self.rng.random() < 0.6:
-            left, top = (_MARGIN_PX, right)[self.rng.integers(2)], (_MARGIN_PX, bottom)[self.rng.integers(2)]
-        box = (left, top, left + w, top + h)
-        self._taken.append(box)
-        return box
+        for _ in range(_TRIES):
+            left, top = int(self.rng.integers(_MARGIN_PX, right + 1)), int(self.rng.integers(_MARGIN_PX, bottom + 1))
+            if self.rng.random() < 0.6:
+                left, top = (_MARGIN_PX, right)[self.rng.integers(2)], (_MARGIN_PX, bottom)[self.rng.integers(2)]
+            box = (left, top, left + w, top + h)
+            if self._apart(box):
+                self._taken.append(box)
+                return box
+        return None
 
     def sign(self, length: tuple[int, int], font_px: tuple[int, int], zoom: float) -> tuple[Sign, np.ndarray] | None:
         """Choose and place a sign. Returns it with its plate, uint8 (h, w, 3), or None when it does not fit."""

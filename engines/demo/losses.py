@@ -3,12 +3,15 @@
 Answers alone teach the vision tower very slowly. Auxiliary losses tell it what lies under each visual token:
 - quadrants: a linear head names colour, shape, character and so on under each of the token's four patches;
 - words: the token should point in embedding space towards the words for what it shows ("red" in all its
-  spellings), so that a question's word can find the visual token it is about;
+  spellings), so that a question's word can find the visual token it is about, and towards the characters and
+  bar values that it shows, so that to read them is little more than to copy;
 - places: a linear head reads off where in its picture the token lies. Without it the tower forgets its own
   position embedding;
 - pointing: a token that shows a thing should point in embedding space towards the words that say where the thing is
   and which way it moves, and any other token towards no such word. What only a head can read off, or what every
   token says of itself, a language model that looks at all of them at once was slow to find.
+- moments: the same half way up the language model, for what no single frame pair shows: a token under which a thing
+  has just come or gone points towards the second at which it did, and one of a moving thing towards its way.
 The heads are thrown away after training.
 """
 
@@ -20,14 +23,18 @@ from torch import nn
 from transformers import Qwen2Tokenizer
 from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import load_balancing_loss_func
 
+from engines.demo.batches import NO_LABEL
 from engines.demo.labels import KINDS
+from engines.demo.scenes import LEVELS
 from engines.demo.words import LANGUAGES, PLACES
 
 NOTHING_WEIGHT = 0.15  # most tokens show background; without this they would drown the rest
 _COSINE_SCALE = 12.0
-NO_THING = -100
+WORD_KINDS = ("colour", "shape", "character", "value")  # what answers are made of
+# Seconds that an event may fall on.
+LONGEST_S = int(max(max(level.frames) * max(level.steps_s) for level in LEVELS))
 # What is hard to see weighs more.
-_KIND_WEIGHTS = {"shape": 2.0, "character": 3.0}
+_KIND_WEIGHTS = {"shape": 2.0, "character": 4.0, "motion": 2.0}
 
 
 class VisualHeads(nn.Module):
@@ -41,9 +48,11 @@ class VisualHeads(nn.Module):
             {kind: nn.Linear(width, quadrants * (1 + len(names))) for kind, names in self.names.items()}
         )
         self.place = nn.Linear(width, 2)
-        self.nothing = nn.ParameterDict({kind: nn.Parameter(torch.randn(width)) for kind in ("colour", "shape")})
+        self.nothing = nn.ParameterDict({kind: nn.Parameter(torch.randn(width)) for kind in WORD_KINDS})
         self.spellings = {kind: _spellings(self.names[kind], tokenizer) for kind in self.nothing}
         self.place_answers = [_answer_ids(name, "position", tokenizer) for row in PLACES for name in row]
+        self.second_answers = [torch.tensor(tokenizer(str(second)).input_ids) for second in range(LONGEST_S)]
+        self.no_moment = nn.Parameter(torch.randn(width))
         self.motion_answers = [_answer_ids(name, "motion", tokenizer) for name in self.names["motion"]]
 
     def quadrant_loss(self, tokens: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -64,15 +73,34 @@ class VisualHeads(nn.Module):
     ) -> torch.Tensor:
         """Cross entropy of cosines between visual tokens and the answers on place, and on motion where a thing moves.
 
-        ninths int64 (V,): of the thing that a token shows, NO_THING where it shows none.
+        ninths int64 (V,): of the thing that a token shows, NO_LABEL where it shows none.
         """
         place = _cosines(tokens, self.place_answers, embedding)
-        losses = [F.cross_entropy(place, ninths, ignore_index=NO_THING)] if (ninths != NO_THING).any() else []
-        if (ninths == NO_THING).any():
-            losses.append(-place[ninths == NO_THING].log_softmax(-1).mean())  # least where all are alike
+        losses = [F.cross_entropy(place, ninths, ignore_index=NO_LABEL)] if (ninths != NO_LABEL).any() else []
+        if (ninths == NO_LABEL).any():
+            losses.append(-place[ninths == NO_LABEL].log_softmax(-1).mean())  # least where all are alike
         motion = labels["motion"].amax(1)
         if (motion > 0).any():
             cosines = _cosines(tokens[motion > 0], self.motion_answers, embedding)
+            losses.append(F.cross_entropy(cosines, motion[motion > 0] - 1))
+        return torch.stack(losses).sum()
+
+    def moment_loss(
+        self, states: torch.Tensor, labels: dict[str, torch.Tensor], seconds: torch.Tensor, embedding: torch.Tensor
+    ) -> torch.Tensor:
+        """Cross entropy of cosines between the language model's states at visual tokens (V, width) and its words.
+
+        seconds int64 (V,): when a thing came or went under a token, NO_LABEL where none did.
+        """
+        rows = _cosines(states, self.second_answers, embedding)
+        nothing = _COSINE_SCALE * F.normalize(states, dim=-1) @ F.normalize(self.no_moment, dim=-1)
+        weights = states.new_ones(1 + len(self.second_answers))
+        weights[0] = NOTHING_WEIGHT
+        truth = torch.where(seconds == NO_LABEL, 0, 1 + seconds)
+        losses = [F.cross_entropy(torch.cat([nothing[:, None], rows], 1), truth, weights)]
+        motion = labels["motion"].amax(1)
+        if (motion > 0).any():
+            cosines = _cosines(states[motion > 0], self.motion_answers, embedding)
             losses.append(F.cross_entropy(cosines, motion[motion > 0] - 1))
         return torch.stack(losses).sum()
 
@@ -95,7 +123,12 @@ class VisualHeads(nn.Module):
             words = torch.stack([embedding[ids].mean(0) for ids in spellings])
             rows = torch.cat([self.nothing[kind][None], words])
             logits = _COSINE_SCALE * F.normalize(tokens, dim=-1) @ F.normalize(rows, dim=-1).T
-            losses.append(F.cross_entropy(logits, labels[kind].amax(1), self._weights(kind, tokens)))
+            # A token may show several: each counts by its share of the quadrants that show any.
+            shown = F.one_hot(labels[kind], 1 + len(self.names[kind]))[..., 1:].sum(1).to(logits)
+            any_shown = shown.sum(-1, keepdim=True)
+            truth = torch.cat([(any_shown == 0).to(logits), shown / any_shown.clamp_min(1)], 1)
+            weight = torch.where(any_shown[:, 0] > 0, 1.0, NOTHING_WEIGHT)
+            losses.append((F.cross_entropy(logits, truth, reduction="none") * weight).sum() / weight.sum())
         return torch.stack(losses).mean()
 
     def _weights(self, kind: str, like: torch.Tensor) -> torch.Tensor:

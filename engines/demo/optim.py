@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from engines.demo.workers import share_work
+
 # Quintic iteration that pushes all singular values into about [0.7, 1.2]; coefficients from the paper.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _MOMENTUM = 0.95
@@ -57,11 +59,12 @@ class Muon(torch.optim.Optimizer):
                 stack = torch.stack(directions)
                 if len(shape) > 3:  # a convolution: one row an output channel
                     stack = stack.flatten(2)
-                steps = orthogonalise(stack)
+                # The dearest part of a step, and the same for every worker, whose gradients are alike.
+                steps = share_work(stack.flatten(0, -3), orthogonalise)
                 scale = _STEP_RMS * max(steps.shape[-2:]) ** 0.5
-                for (parameter, _), step in zip(members, steps, strict=True):
+                for (parameter, _), step in zip(members, steps.view(-1, *shape), strict=True):
                     parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                    parameter.add_(step.view(shape), alpha=-group["lr"] * scale)
+                    parameter.add_(step, alpha=-group["lr"] * scale)
 
 
 class Optimizers:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engines.demo import draw
-from engines.demo.layout import Thing
+from engines.demo.layout import Event, Thing
 from engines.demo.scenes import Scene, scene_rng
 from engines.demo.words import CHINESE, ENGLISH, PLACES, Language, article
 
@@ -207,12 +207,17 @@ def _descriptions(scene: Scene, rng: np.random.Generator) -> list[Fact]:
     return [Fact("describe", said)]
 
 
+def event_second(scene: Scene, event: Event) -> int:
+    """The whole second that questions about an event go by."""
+    return round(event.frame * scene.step_s)
+
+
 def _whens(scene: Scene, rng: np.random.Generator) -> list[Fact]:
     facts = []
     for thing in scene.things:
         handles = _handles(scene.things, thing)
         if thing.event and handles:
-            second = str(round(thing.event.frame * scene.step_s))
+            second = str(event_second(scene, thing.event))
             handle = handles[int(rng.integers(len(handles)))]
             facts.append(Fact("when", second, handle, event=thing.event.name))
     return facts

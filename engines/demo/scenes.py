@@ -30,6 +30,7 @@ class Level:
     backgrounds: tuple[str, ...] = draw.BACKGROUNDS
     sign_length: tuple[int, int] = (1, draw.SIGN_LENGTH)
     sign_share: float = 0.4
+    signs: int = 1  # at most so many; with several there is no "the sign" to ask about
     font_px: tuple[int, int] = (24, 34)
     chart_share: float = 0.25
     bars: tuple[int, int] = (2, 4)
@@ -61,6 +62,8 @@ LEVELS = (
     Level("long clip", (128, 160), (1, 3), ("medium", "large"), sign_share=0.0, chart_share=0.0, frames=(10, 12, 16)),
     # Crammed: for the vision tower, which learns from every token that shows something.
     Level("dense", (128, 160), (6, 9), sign_length=(3, 4), sign_share=0.75, font_px=(26, 38)),
+    Level("dense, zoomed", (224, 256), (6, 9), zooms=(1.25, 1.5, 2.0), sign_length=(2, 4), sign_share=0.75),
+    Level("signs", (128, 160, 192), (0, 2), zooms=(1.0, 1.25, 1.5, 2.0), sign_share=1.0, signs=5),
 )
 LEVEL_NAMES = tuple(level.name for level in LEVELS)
 
@@ -157,6 +160,8 @@ def make_scene(
         sign = layout.sign(rule.sign_length, rule.font_px, float(rng.choice(rule.zooms)))
     elif kind < rule.sign_share + rule.chart_share:
         chart = layout.chart(rule.bars, rule.unit_px, float(rng.choice(rule.zooms)))
+    more = (layout.sign(rule.sign_length, rule.font_px, float(rng.choice(rule.zooms))) for _ in range(rule.signs - 1))
+    signs = [found for found in (sign, *more) if found is not None]
     number = int(rng.integers(rule.things[0], rule.things[1] + 1))
     behaviours = _behaviours(rng, number, frames) if frames > 1 else [(False, None)] * number
     placed = (
@@ -164,10 +169,9 @@ def make_scene(
     )
     things = sorted((thing for thing in placed if thing is not None), key=lambda thing: thing.x)
     ground = draw.background(rng, str(rng.choice(rule.backgrounds)), height, width)
-    for found in (sign, chart):
-        if found is not None:
-            left, top, right, bottom = found[0].box
-            ground[top:bottom, left:right] = found[1]
+    for plate, pixels in (*signs, *([chart] if chart else [])):
+        left, top, right, bottom = plate.box
+        ground[top:bottom, left:right] = pixels
     pictures, labels = [], []
     for frame in range(frames):
         canvas = ground.copy()
@@ -176,7 +180,7 @@ def make_scene(
                 left, top = thing.corner(frame)
                 draw.paste(canvas, draw.shape_mask(thing.shape, thing.side_px), thing.rgb, left, top)
         pictures.append(np.round(canvas).astype(np.uint8))
-        labels.append(label_frame(frame, things, sign and sign[0], chart and chart[0], height, width))
+        labels.append(label_frame(frame, things, [found for found, _ in signs], chart and chart[0], height, width))
     return Scene(
         split,
         seed,
@@ -184,7 +188,7 @@ def make_scene(
         np.stack(pictures),
         step_s,
         tuple(things),
-        sign[0] if sign else None,
+        sign[0] if sign and rule.signs == 1 else None,
         chart[0] if chart else None,
         {kind: np.stack([label[kind] for label in labels]) for kind in labels[0]},
     )

@@ -21,6 +21,8 @@ import json
 import os
 import time
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,9 +33,10 @@ from safetensors.torch import load_file, save_file
 
 from engines.demo import build, losses
 from engines.demo.batches import NO_LABEL, Batch, Packer
-from engines.demo.curriculum import TOWER_STEPS, Lesson, draw_lesson
+from engines.demo.curriculum import CURRICULUM, TOWER_STEPS, Lesson, draw_lesson, phase_of
 from engines.demo.experts import use_sorted_experts
 from engines.demo.optim import Optimizers
+from engines.demo.patches import use_linear_patches
 from engines.demo.workers import any_worker, average_gradients, place, run_workers
 
 # Beside the checkpoint: how it came about, and the auxiliary heads, which a further sitting needs.
@@ -53,14 +56,15 @@ class Recipe:
     cooldown: float = 0.3  # share of the schedule, at its end, over which the rate falls to zero
     weight_decay: float = 0.05
     clip_norm: float = 1.0
-    tower_steps: int = TOWER_STEPS  # in which the vision tower learns alone
+    tower_steps: int = TOWER_STEPS  # in which the vision tower learns alone at first
     work_per_step: int = 3_000  # about this many tokens (text and visual, weighted by cost) a step
-    questions: int = 6  # a scene
+    questions: int = 8  # a scene
     quadrant_weight: float = 1.0
     word_weight: float = 0.5
     place_weight: float = 1.0
     balance_weight: float = 0.02
     pointing_weight: float = 0.25
+    moment_weight: float = 0.3
     model: dict[str, int] = field(default_factory=dict)  # overrides of build.demo_config, for tests
 
 
@@ -82,13 +86,16 @@ class Trainer:
         tokenizer = self.processor.tokenizer
         self.model = build.build_model(tokenizer, self.recipe.seed, **self.recipe.model)
         use_sorted_experts(self.model)
+        use_linear_patches(self.model)
         self.heads = losses.VisualHeads(self.model.config.text_config.hidden_size, tokenizer)
         self.packer = Packer(self.processor, self.model)
         self.optimizer = Optimizers(self.model, self.heads, self.recipe.learning_rate, self.recipe.weight_decay)
 
     @property
     def tower_alone(self) -> bool:
-        return self.step < self.recipe.tower_steps
+        phase = phase_of(self.step)
+        # The first phase is as long as the recipe says.
+        return self.step < self.recipe.tower_steps or (phase.tower_alone and phase is not CURRICULUM[0])
 
     def learning_rate(self) -> float:
         """Warm-up, constant, then linear to zero, by steps. The language model's start is warmed up too."""
@@ -106,7 +113,7 @@ class Trainer:
             self.step,
             self.images,
             seed=recipe.seed,
-            tower_steps=recipe.tower_steps,
+            alone=self.tower_alone,
             work=recipe.work_per_step,
             questions=recipe.questions,
             worker=worker,
@@ -119,7 +126,8 @@ class Trainer:
         parts: dict[str, torch.Tensor] = {}
         right: list[bool] = []
         if batch.questions:
-            output = self.model.model(**batch.inputs, output_router_logits=True, use_cache=False)
+            with self._half_way_up() as states:
+                output = self.model.model(**batch.inputs, output_router_logits=True, use_cache=False)
             media = output.image_outputs or output.video_outputs
             places = batch.targets != NO_LABEL
             logits = self.model.lm_head(output.last_hidden_state[places])
@@ -141,10 +149,25 @@ class Trainer:
         parts["words"] = recipe.word_weight * self.heads.word_loss(tokens, batch.quadrants, embedding)
         pointing = self.heads.pointing_loss(tokens, batch.quadrants, batch.ninths, embedding)
         parts["pointing"] = recipe.pointing_weight * pointing
+        if batch.questions and "pixel_values_videos" in batch.inputs:
+            shown = states[0][batch.inputs["input_ids"] == self.model.config.video_token_id]
+            moments = self.heads.moment_loss(shown, batch.quadrants, batch.seconds, embedding)
+            parts["moments"] = recipe.moment_weight * moments
         parts["places"] = recipe.place_weight * self.heads.place_loss(tokens, batch.places)
         total = torch.stack(list(parts.values())).sum()
         seen = self.heads.share_seen(tokens, batch.quadrants)
         return total, {name: float(part.detach()) for name, part in parts.items()} | seen, right
+
+    @contextmanager
+    def _half_way_up(self) -> Iterator[list[torch.Tensor]]:
+        """Collects the states (B, L, width) that the middle layer of the language model hands on."""
+        layers = self.model.model.language_model.layers
+        states: list[torch.Tensor] = []
+        hook = layers[len(layers) // 2].register_forward_hook(lambda _, __, output: states.append(output))
+        try:
+            yield states
+        finally:
+            hook.remove()
 
     def train_step(self) -> tuple[dict[str, float], list[tuple[str, bool]]]:
         """One optimizer step.
@@ -213,7 +236,9 @@ class Trainer:
         self._check_recipe(history["recipe"], folder)
         weights = type(self.model).from_pretrained(folder, dtype=torch.float32).state_dict()
         self.model.load_state_dict(weights)
-        self.heads.load_state_dict(load_file(folder / HEADS))
+        unknown = self.heads.load_state_dict(load_file(folder / HEADS), strict=False).unexpected_keys
+        if unknown:  # heads that came later than the checkpoint start anew
+            raise ValueError(f"{folder / HEADS} holds heads that this trainer does not know: {', '.join(unknown)}")
         self.step, self.images = history["step"], history["images"]
         self.started = (*history["started"], self.step)
         self.notes = tuple(history["notes"])
@@ -267,7 +292,10 @@ def main() -> None:
     parser.add_argument("--state", type=Path, default=DEFAULT_STATE, help="folder of the resumable state")
     parser.add_argument("--steps", type=int, default=Recipe.steps, help="length of the schedule")
     parser.add_argument(
-        "--tower-steps", type=int, default=Recipe.tower_steps, help="steps in which the vision tower learns alone"
+        "--tower-steps",
+        type=int,
+        default=Recipe.tower_steps,
+        help="steps in which the tower learns alone at first",
     )
     parser.add_argument("--minutes", type=float, help="end this sitting after so many minutes")
     parser.add_argument("--seed", type=int, default=Recipe.seed)

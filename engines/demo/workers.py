@@ -49,6 +49,19 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
         at += gradient.numel()
 
 
+def share_work(matrices: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """`function` of a stack (n, ...), which treats each of the n alone: every worker computes its share for all."""
+    worker, workers = place()
+    if workers == 1:
+        return function(matrices)
+    result = torch.zeros_like(matrices)
+    mine = slice(worker * len(matrices) // workers, (worker + 1) * len(matrices) // workers)
+    if mine.start < mine.stop:
+        result[mine] = function(matrices[mine])
+    dist.all_reduce(result)
+    return result
+
+
 def any_worker(wish: bool) -> bool:
     """Whether any worker has the wish, so that all do the same."""
     if place()[1] == 1:

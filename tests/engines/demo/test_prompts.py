@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engines.demo import build, draw
-from engines.demo.batches import Packer, encode_prompt
+from engines.demo.batches import NO_LABEL, Packer, encode_prompt, event_seconds, quadrant_labels
 from engines.demo.experts import use_sorted_experts
 from engines.demo.questions import ask
 from engines.demo.scenes import make_scene
@@ -78,6 +78,24 @@ def test_packed_questions_equal_single_prompts(processor, model, level: str) -> 
             assert torch.allclose(packed[first], logits, atol=1e-4)
             target = batch.targets[0][batch.question[0] == number]
             assert processor.tokenizer.decode(target) == question.answer + "<|im_end|>"
+
+
+def test_the_second_of_an_event_lies_where_and_when_it_is_seen() -> None:
+    """On the tokens of the frame pair in which a thing comes or goes, under the thing, and nowhere else."""
+    scenes = (make_scene("train", seed, "clip", (128, 160)) for seed in range(20))
+    for scene in (scene for scene in scenes if any(thing.event for thing in scene.things)):
+        seconds = event_seconds(scene, quadrant_labels(scene, 2, 2)["target"], 2).reshape(-1, 4, 5)
+        expected = torch.full(seconds.shape, NO_LABEL)
+        for thing in scene.things:
+            if thing.event:
+                pair, shown = thing.event.frame // 2, next(f for f in range(len(scene.frames)) if thing.visible(f))
+                column, row = (middle // 32 for middle in (thing.x, thing.y))
+                assert scene.labels["target"][shown, thing.y // 16, thing.x // 16] > 0
+                expected[pair, row, column] = seconds[pair, row, column]
+                assert seconds[pair, row, column] == int(thing.event.frame * scene.step_s)
+        pairs = {thing.event.frame // 2 for thing in scene.things if thing.event}
+        assert {pair for pair in range(len(seconds)) if (seconds[pair] != NO_LABEL).any()} == pairs
+        assert (seconds == NO_LABEL).sum() <= (expected == NO_LABEL).sum()
 
 
 def test_sorted_experts_equal_the_plain_loop(processor) -> None:

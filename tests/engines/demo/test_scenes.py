@@ -98,6 +98,16 @@ def test_signs_and_charts_hold_what_their_pixels_show() -> None:
     assert len(faces) > 3
 
 
+def test_of_several_signs_none_is_asked_about() -> None:
+    scenes = [make_scene("train", seed, "signs", (160, 160)) for seed in range(5)]
+    assert all((scene.labels["index"] == 1).sum() > 1 for scene in scenes)
+    assert not any(
+        question.category in ("reading", "describe") and "sign" in question.answer
+        for scene in scenes
+        for question in ask(scene)
+    )
+
+
 def test_every_face_has_its_own_shape_of_every_character() -> None:
     for face in draw.FACES:
         plates = {draw.sign_plate(c, face, 32, False, False)[0].tobytes() for c in draw.SIGN_CHARACTERS}

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 
+from engines.demo.build import build_model, build_processor
 from engines.demo.curriculum import choose, draw_lesson
+from engines.demo.patches import use_linear_patches
 from engines.demo.questions import ask
 from engines.demo.scenes import make_scene
 from engines.demo.train import Recipe, Trainer
-from engines.demo.workers import average_gradients, place, run_workers
+from engines.demo.workers import average_gradients, place, run_workers, share_work
 
 ROOT = Path(__file__).parents[3]
 
@@ -92,7 +94,7 @@ def test_the_schedules_of_two_lengths_agree_until_the_shorter_one_cools_down() -
 
 
 def test_workers_share_a_step_and_agree_on_its_gradients(tmp_path: Path) -> None:
-    options = {"seed": 0, "tower_steps": 0, "work": 800, "questions": 3}
+    options = {"seed": 0, "alone": False, "work": 800, "questions": 3}
     whole = draw_lesson(5, 40, **options)
     shares = [draw_lesson(5, 40, **options, worker=worker, workers=2) for worker in range(2)]
     assert {share.size for share in shares} == {whole.size}
@@ -110,6 +112,27 @@ def average_and_write(folder: Path) -> None:
     parameter.grad = torch.tensor([1.0, 2.0]) * (worker + 1)
     average_gradients([parameter, torch.nn.Parameter(torch.zeros(3))])
     torch.save(parameter.grad, folder / f"{worker}.pt")
+
+
+def test_workers_share_the_work_on_a_stack(tmp_path: Path) -> None:
+    run_workers(2, double_and_write, tmp_path)
+    assert [torch.load(tmp_path / f"{worker}.pt").tolist() for worker in range(2)] == [[[0], [2], [4]]] * 2
+
+
+def double_and_write(folder: Path) -> None:
+    """In a worker: twice 0, 1 and 2, of which it is given one or two."""
+    given = []
+    doubled = share_work(torch.arange(3)[:, None], lambda part: given.append(len(part)) or 2 * part)
+    assert given in ([1], [2])
+    torch.save(doubled, folder / f"{place()[0]}.pt")
+
+
+def test_patches_are_embedded_as_by_the_convolution() -> None:
+    model = build_model(build_processor().tokenizer, **RECIPE.model)
+    patches = torch.randn(5, 3 * 2 * 16 * 16)
+    expected = model.model.visual.patch_embed(patches)
+    use_linear_patches(model)
+    assert torch.allclose(model.model.visual.patch_embed(patches), expected, atol=1e-5)
 
 
 def test_the_command_gives_the_same_checkpoint_twice(tmp_path: Path) -> None:
