@@ -169,8 +169,8 @@ def make_scene(
     )
     things = sorted((thing for thing in placed if thing is not None), key=lambda thing: thing.x)
     ground = draw.background(rng, str(rng.choice(rule.backgrounds)), height, width)
-    for plate, pixels in (*signs, *([chart] if chart else [])):
-        left, top, right, bottom = plate.box
+    plates = [(found.box, pixels) for found, pixels in signs] + ([(chart[0].box, chart[1])] if chart else [])
+    for (left, top, right, bottom), pixels in plates:
         ground[top:bottom, left:right] = pixels
     pictures, labels = [], []
     for frame in range(frames):
