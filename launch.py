@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from engines.checkpoint import Checkpoint
     from engines.compare import Comparison
+    from engines.config import CompressionConfig
     from engines.engine import Engine
     from engines.evaluation import Report
-    from engines.results import Event, RunResult
+    from engines.results import Event, RunRequest, RunResult
 
 DESCRIPTION = """\
 Full and compressed Qwen-VL-MoE, side by side.
@@ -27,8 +28,13 @@ Full and compressed Qwen-VL-MoE, side by side.
   python launch.py run photo.jpg --question "What is this?" --compare --set pruning.keep_ratio=0.25
   python launch.py eval --set pruning.keep_ratio=0.25                 accuracy on the labelled benchmark
   python launch.py calibrate experts                measure what expert skipping needs to know of the checkpoint
+  python launch.py calibrate precision my-photos/   measure the activations that int8 and int4 choose their scales by
   python launch.py check                            say what this device can do, and why not where it can't
 """
+
+
+# Named here, so that --help needs no model library; a test holds it to engines/presets.py.
+PRESETS = ("video", "document", "photo")
 
 
 class UsageError(Exception):
@@ -71,6 +77,20 @@ def build_parser() -> argparse.ArgumentParser:
     )
     page.add_argument(
         "--open", action=argparse.BooleanOptionalAction, default=True, help="open the page in a browser (default: yes)"
+    )
+    page.add_argument(
+        "--weight-pool-mb",
+        type=int,
+        metavar="MB",
+        help="memory for weights at all precisions together; beyond it those not in use are given up, the checkpoint's "
+        "own too, and made or read again when asked for (default: the checkpoint's own and half of what is free)",
+    )
+    page.add_argument(
+        "--prefix-cache-mb",
+        type=int,
+        default=1024,
+        metavar="MB",
+        help="memory for the keys and values that cache.prefix keeps, on the model's device (default: %(default)s)",
     )
     endpoint = parser.add_argument_group("the OpenAI-compatible endpoint, /v1 and /metrics")
     endpoint.add_argument(
@@ -134,13 +154,30 @@ def build_parser() -> argparse.ArgumentParser:
 
     calibration = commands.add_parser(
         "calibrate",
-        help="measure what expert skipping needs to know of a checkpoint",
-        description="Measure how much each layer's experts matter and find the thresholds of experts.method=modality "
-        "that skip the target share at least damage, on prompts like the benchmark's. They are kept in the user's "
-        "cache folder and used from then on; the result goes to stdout, progress to stderr.",
+        help="measure what expert skipping or int8 and int4 need to know of a checkpoint",
+        description="experts: measure how much each layer's experts matter and find the thresholds of "
+        "experts.method=modality that skip the target share at least damage. precision: measure what enters each "
+        "layer from visual and from text tokens, by which int8 and int4 then choose their scales and the compensation "
+        "its directions. Both on prompts like the benchmark's, precision also on the media of a folder. What was "
+        "measured is kept in the user's cache folder and used from then on; the result goes to stdout, progress to "
+        "stderr.",
     )
     _add_model_options(calibration, default=argparse.SUPPRESS)
-    calibration.add_argument("what", metavar="experts", help="what to calibrate")
+    calibration.add_argument("what", metavar="experts|precision", help="what to calibrate")
+    calibration.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        metavar="FOLDER",
+        help="with precision: images and videos to calibrate on, instead of prompts like the benchmark's",
+    )
+    calibration.add_argument(
+        "--percentile",
+        type=float,
+        default=99.9,
+        metavar="P",
+        help="with precision: magnitudes above this percentile of a layer count as if at it (default: %(default)s)",
+    )
     calibration.add_argument(
         "--every", type=int, default=60, metavar="N", help="use every Nth prompt of the 1,500 (default: %(default)s)"
     )
@@ -171,8 +208,15 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         metavar="GROUP.NAME=VALUE",
         dest="assignments",
         help="a compression setting, such as pruning.keep_ratio=0.5, pruning.method=random, experts.top_k=2, "
-        "experts.method=modality, precision.all=int8, precision.vision=bf16, modality.image=false, cache.encoder=true; "
+        "experts.method=modality, precision.all=int8, precision.vision=bf16, modality.image=false, cache.encoder=true, "
+        "cache.prefix=true; "
         "may be repeated",
+    )
+    parser.add_argument(
+        "--preset",
+        choices=("auto", *PRESETS),
+        help="start from the pruning settings for such media, with the reason on stderr; what --set says is put on "
+        "top. auto picks by the media",
     )
 
 
@@ -198,6 +242,10 @@ def _add_model_options(parser: argparse.ArgumentParser, default: Any) -> None:
 
 def command_serve(options: argparse.Namespace) -> None:
     auth = _parse_auth(options.auth)
+    if options.weight_pool_mb is not None and options.weight_pool_mb < 1:
+        raise UsageError(f"--weight-pool-mb is {options.weight_pool_mb}; it must be at least 1.")
+    if options.prefix_cache_mb < 1:
+        raise UsageError(f"--prefix-cache-mb is {options.prefix_cache_mb}; it must be at least 1.")
     if options.max_upload_mb < 1:
         raise UsageError(f"--max-upload-mb is {options.max_upload_mb}; it must be at least 1.")
     if options.api is False and options.api_keys is not None:
@@ -211,7 +259,10 @@ def command_serve(options: argparse.Namespace) -> None:
         guarded=auth is not None or options.share,
     )
     _check_port(options.host, options.port)
-    engine = _load(options)
+    sizes = {"prefix_cache_bytes": options.prefix_cache_mb << 20}
+    if options.weight_pool_mb is not None:
+        sizes["weight_pool_bytes"] = options.weight_pool_mb << 20
+    engine = _load(options, **sizes)
     from app.server import serve
 
     folder = Path(options.model).expanduser()
@@ -254,10 +305,10 @@ def _check_port(host: str, port: int) -> None:
             raise UsageError(f"Cannot listen on {host}:{port} ({error.strerror}); choose another --port.") from error
 
 
-def _load(options: argparse.Namespace) -> Engine:
+def _load(options: argparse.Namespace, **sizes: int) -> Engine:
     from engines.engine import Engine
 
-    return Engine(_load_checkpoint(options))
+    return Engine(_load_checkpoint(options), **sizes)
 
 
 def _load_checkpoint(options: argparse.Namespace) -> Checkpoint:
@@ -299,7 +350,7 @@ def command_run(options: argparse.Namespace) -> None:
         sampling=SamplingConfig(options.max_new_tokens, options.temperature, options.top_p, options.seed),
         frames=frames,
     )
-    config = CompressionConfig.full().with_settings(options.assignments)
+    config = _preset_config(options, request).with_settings(options.assignments)
     engine = _load(options)
     engine.check(config)
     if options.compare:
@@ -316,6 +367,27 @@ def command_run(options: argparse.Namespace) -> None:
         _report_progress(event, "")
         if isinstance(event, Finished):
             _print(event.result.to_dict() if options.json else _describe_result(event.result))
+
+
+def _preset_config(options: argparse.Namespace, request: RunRequest | None) -> CompressionConfig:
+    """The full model's settings with those of --preset, sized by the request's media; says which and why."""
+    from engines.config import CompressionConfig
+    from engines.media import FrameSampling, load_all
+    from engines.presets import Facts, preset, suggest
+
+    full = CompressionConfig.full()
+    if options.preset is None:
+        return full
+    facts = []
+    if request is not None:
+        one = FrameSampling(fps=None, num_frames=1)
+        facts = [Facts.of(item) for item in load_all(request.media, limits=request.limits, sampling=one)]
+    found = suggest(facts) if options.preset == "auto" else preset(options.preset, facts)
+    if found is None:
+        print("preset: none, since there is no image or video to prune", file=sys.stderr)
+        return full
+    print(f"preset: {found.label}, keep ratio {found.keep_ratio:g}. {found.reason}", file=sys.stderr)
+    return found.apply(full)
 
 
 def _print(outcome: dict[str, Any] | str) -> None:
@@ -341,7 +413,19 @@ def _describe_result(result: RunResult) -> str:
 
     lines = [result.answer, ""]
     lines += [f"{label:24}{show(FIGURES[name](result)):>14}" for label, name, show in _SHOWN]
+    lines += _describe_caches(result)
     return "\n".join(lines)
+
+
+def _describe_caches(result: RunResult) -> list[str]:
+    """A line a cache level that the run asked."""
+    units = {"encoder": "images and frame groups", "prefix": "prompt tokens"}
+    return [
+        f"{level + ' cache':24}{stats.hits} of {stats.queries} {units[level]} found, "
+        f"{_mebibytes(stats.bytes)} reused, {_milliseconds(stats.saved_s)} saved"
+        for level, stats in result.cache_stats.run.items()
+        if stats.queries
+    ]
 
 
 def _describe_comparison(outcome: Comparison) -> str:
@@ -354,6 +438,7 @@ def _describe_comparison(outcome: Comparison) -> str:
         text = "" if value is None else f"{value:.2f}x"
         spread = f"   {limits[0]:.2f} to {limits[1]:.2f}x" if limits and outcome.later else ""
         lines.append(f"{label:24}{show(full[name]):>14}{show(compressed[name]):>14}{text:>10}{spread}")
+    lines += _describe_caches(outcome.pairs[-1][1])
     difference = outcome.first_difference
     lines.append("")
     lines.append("The answers are the same." if difference is None else f"First different token: {difference + 1}.")
@@ -396,14 +481,15 @@ def command_eval(options: argparse.Namespace) -> None:
     from tqdm import tqdm
 
     from engines import evaluation
-    from engines.config import CompressionConfig
     from engines.demo import benchmark
 
     if options.set not in benchmark.SETS:
         raise UsageError(f"There is no set {options.set}; choose one of {', '.join(benchmark.SETS)}.")
     if options.every < 1:
         raise UsageError(f"--every is {options.every}; it must be at least 1.")
-    config = CompressionConfig.full().with_settings(options.assignments)
+    if options.preset == "auto":
+        raise UsageError(f"--preset auto goes by the media of one run; for eval name one of {', '.join(PRESETS)}.")
+    config = _preset_config(options, None).with_settings(options.assignments)
     engine = _load(options)
     engine.check(config)
     began_s = time.monotonic()
@@ -453,10 +539,63 @@ def _describe_report(report: Report) -> str:
     return "\n".join(lines)
 
 
-# ---- what expert skipping needs to know ----
+# ---- what expert skipping, and int8 and int4, need to know ----
 
 
 def command_calibrate(options: argparse.Namespace) -> None:
+    if options.what not in ("experts", "precision"):
+        raise UsageError(f"There is no calibration of {options.what}; there are those of experts and of precision.")
+    if options.every < 1:
+        raise UsageError(f"--every is {options.every}; it must be at least 1.")
+    if options.what == "precision":
+        _calibrate_precision(options)
+    else:
+        _calibrate_experts(options)
+
+
+def _calibrate_precision(options: argparse.Namespace) -> None:
+    import statistics
+    import tempfile
+
+    from tqdm import tqdm
+
+    from engines.demo import benchmark
+    from engines.media import SUFFIXES
+    from engines.precision.calibrate import calibrate
+    from engines.results import RunRequest
+
+    if not 50 <= options.percentile <= 100:
+        raise UsageError(f"--percentile is {options.percentile:g}; it must be at least 50 and at most 100.")
+    files: list[Path] = []
+    if options.folder is not None:
+        if not options.folder.is_dir():
+            raise UsageError(f"There is no folder {options.folder}; name one with images and videos.")
+        files = sorted(path for path in options.folder.iterdir() if path.suffix.lower() in SUFFIXES)
+        if not files:
+            raise UsageError(f"The folder {options.folder} holds no image or video.")
+    # Not through the engine, which would refuse an earlier calibration that cannot be read.
+    checkpoint = _load_checkpoint(options)
+    with tempfile.TemporaryDirectory(prefix="workbench-calibrate-") as folder:
+        if files:
+            requests = iter([RunRequest("Describe this in detail.", (path.resolve(),)) for path in files])
+            total, source = len(files), f"the folder {options.folder.name}"
+        else:
+            # Not the scenes that `eval` asks about.
+            items = benchmark.items("all", Path(folder), options.every, split="validation")
+            requests = (RunRequest(item.question, item.media, frames=item.frames) for item in items)
+            total, source = benchmark.size("all", options.every), f"every {options.every}th bundled prompt"
+        prompts = tqdm(requests, total=total, desc="prompts", unit="prompt", file=sys.stderr)
+        found = calibrate(checkpoint, prompts, source, options.percentile)
+    print(f"{'layers measured':32}{len(found.layers)}, on {found.prompts} prompts from {found.source}")
+    for kind in ("text", "visual"):
+        ratios = [ratio for one in found.signals.values() if (ratio := getattr(one, f"{kind}_db")) is not None]
+        if ratios:
+            shown = f"{statistics.median(ratios):.1f} dB, from {min(ratios):.1f} to {max(ratios):.1f}"
+            print(f"{f'{kind} tokens at int4':32}signal to noise {shown} over {len(ratios)} layers")
+    print(f"{'kept in':32}{found.save()}")
+
+
+def _calibrate_experts(options: argparse.Namespace) -> None:
     import tempfile
 
     from tqdm import tqdm
@@ -465,10 +604,8 @@ def command_calibrate(options: argparse.Namespace) -> None:
     from engines.experts.calibrate import calibrate
     from engines.results import RunRequest
 
-    if options.what != "experts":
-        raise UsageError(f"There is no calibration of {options.what}; the only one is experts.")
-    if options.every < 1:
-        raise UsageError(f"--every is {options.every}; it must be at least 1.")
+    if options.folder is not None:
+        raise UsageError("calibrate experts takes no folder.")
     if not 0 < options.target < 1:
         raise UsageError(f"--target is {options.target}; it must be above 0 and below 1.")
     # Not through the engine, which would refuse an earlier calibration that cannot be read.

@@ -11,13 +11,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from engines.config import CompressionConfig, allowed_range, type_name
+from engines.config import INTEGER, PARTS, CompressionConfig, KVConfig, PrecisionConfig
 from engines.methods import MethodDescription
 from engines.results import Capabilities, Capability
+from engines.settings import allowed_range, type_name
 
 Kind = Literal["choice", "switch", "number"]
 METHOD, OPTIONS = "method", "options"
 EXPERTS = "experts"
+VISION = "vision"
+AFTER_LAYER = (VISION, "after_layer")
+PREFIX = ("cache", "prefix")
+KV = "kv"
 TOP_K = (EXPERTS, "top_k")
 PRECISION = "precision"
 
@@ -38,7 +43,7 @@ class Control:
     high: float = 1.0
     step: float = 1.0
     whole: bool = False
-    choices: tuple[tuple[str, str], ...] = ()
+    choices: tuple[tuple[str, str | int], ...] = ()
     """(what the page shows, value)"""
     method: str = ""
     """The method whose parameter it is, if it is one."""
@@ -52,7 +57,7 @@ class Control:
 
 def make_controls(capabilities: Capabilities, methods: Methods) -> tuple[Control, ...]:
     """Every setting of CompressionConfig and every method's own parameters, in the order of the page."""
-    offered = {"pruning": capabilities.pruning, EXPERTS: capabilities.skipping}
+    offered = {"pruning": capabilities.pruning, VISION: (), EXPERTS: capabilities.skipping}
     controls: list[Control] = []
     for section in dataclasses.fields(CompressionConfig):
         found: list[Control] = []
@@ -66,14 +71,28 @@ def make_controls(capabilities: Capabilities, methods: Methods) -> tuple[Control
                 ]
             elif item.name == METHOD:
                 found.append(_method(path, item, offered[section.name], methods[section.name]))
+            elif path == AFTER_LAYER:
+                found.append(_after_layer(item, capabilities.tower_layers))
             elif path == TOP_K:
                 found.append(_top_k(item, capabilities))
-            elif section.name == PRECISION:
+            elif section.name == PRECISION and item.name in PARTS:
                 found.append(_precision(item, capabilities.precisions))
             else:
                 found.append(described(path, item.default, item.metadata, type_name(item)))
+        no_kv = next((item.reason for item in capabilities.others if item.name == "KV compression"), "")
+        if section.name == KV and no_kv:
+            found = [dataclasses.replace(control, why_not=f"Not available here: {no_kv}") for control in found]
+        reason = next((item.reason for item in capabilities.others if item.name == "prefix cache"), "")
+        if reason:
+            found = [
+                dataclasses.replace(item, why_not=f"Not available here: {reason}") if item.path == PREFIX else item
+                for item in found
+            ]
         if section.name == EXPERTS and capabilities.own_top_k is None:
             found = [dataclasses.replace(control, why_not="This model has no experts.") for control in found]
+        if section.name == VISION and not capabilities.tower_layers:
+            reason = "This model's vision tower cannot be reduced."
+            found = [dataclasses.replace(control, why_not=reason) for control in found]
         controls += found
     return tuple(controls)
 
@@ -81,7 +100,7 @@ def make_controls(capabilities: Capabilities, methods: Methods) -> tuple[Control
 def described(path: tuple[str, ...], default: Any, metadata: Any, kind: str, method: str = "") -> Control:
     """A control from a `setting()` and the name of its type."""
     if metadata["choices"] is not None:
-        choices = tuple((choice, choice) for choice in metadata["choices"])
+        choices = tuple((str(choice), choice) for choice in metadata["choices"])
         return Control(path, metadata["label"], metadata["help"], "choice", default, choices=choices, method=method)
     if kind.startswith("bool"):
         return Control(path, metadata["label"], metadata["help"], "switch", default, method=method)
@@ -136,6 +155,13 @@ def _top_k(item: dataclasses.Field, capabilities: Capabilities) -> Control:
             why_not="This model uses one expert per token already.",
         )  # fmt: skip
     return Control(TOP_K, metadata["label"], metadata["help"] + note, "number", own, low=1, high=own, whole=True)
+
+
+def _after_layer(item: dataclasses.Field, last: int) -> Control:
+    control = described(AFTER_LAYER, item.default, item.metadata, type_name(item))
+    if last == 1:
+        return dataclasses.replace(control, high=2, why_not="This model's vision tower can be reduced there only.")
+    return dataclasses.replace(control, high=max(2, last))
 
 
 def _precision(item: dataclasses.Field, capabilities: Sequence[Capability]) -> Control:
@@ -212,15 +238,23 @@ def summary(config: CompressionConfig, controls: Sequence[Control]) -> list[str]
         if config.pruning.scope != full.pruning.scope:
             found.append(f"one budget for each {config.pruning.scope}")
         found += ["merges what it drops"] if config.pruning.merge else []
+    found += ["keep ratio follows the device"] if config.pruning.adaptive else []
+    if config.attention.active:
+        of_text, of_visual = (k or "all" for k in (config.attention.text_top_k, config.attention.visual_top_k))
+        found.append(f"cross-modal mask: {of_text} visual keys per text token, {of_visual} text keys per visual token")
+    if config.vision.active:
+        method = names[VISION].get(config.vision.method, config.vision.method)
+        share = f"{config.vision.keep_ratio * 100:.0f} % of the units"
+        found.append(f"vision tower on {share} after layer {config.vision.after_layer}: {method}")
     if config.experts.top_k is not None:
         found.append(f"{config.experts.top_k} experts per token")
     if config.experts.skipping:
         found.append(f"skips experts: {names[EXPERTS].get(config.experts.method, config.experts.method)}")
     if not config.experts.renormalise:
         found.append("weights not renormalised")
-    precisions = dataclasses.asdict(config.precision)
+    precisions = config.precision.parts
     if len(set(precisions.values())) == 1:
-        if config.precision != full.precision:
+        if precisions != full.precision.parts:
             found.append(f"{config.precision.vision} throughout")
     else:
         found += [
@@ -228,10 +262,39 @@ def summary(config: CompressionConfig, controls: Sequence[Control]) -> list[str]
             for part, precision in precisions.items()
             if precision != getattr(full.precision, part)
         ]
+    found += _precision_details(config.precision)
+    found += _kv_summary(config.kv)
     found += [] if config.modality.image else ["no images"]
     found += [] if config.modality.video else ["no videos"]
     found += ["encoder cache"] if config.cache.encoder else []
+    found += ["prefix cache"] if config.cache.prefix else []
+    if (config.cache.encoder or config.cache.prefix) and config.cache.scope != full.cache.scope:
+        whom = "by all" if config.cache.scope == "global" else f"within the {config.cache.scope}"
+        found.append(f"caches shared {whom}")
     return found
+
+
+def _precision_details(config: PrecisionConfig) -> list[str]:
+    """What is chosen beside the formats, as far as it matters for them."""
+    chosen, found = set(config.parts.values()), []
+    if "int4" in chosen and config.group_size != PrecisionConfig().group_size:
+        found.append(f"int4 groups of {config.group_size}")
+    if chosen & set(INTEGER):
+        found += [f"compensation of rank {config.compensation_rank}"] if config.compensation_rank else []
+        found += ["tied output head quantised"] if config.tied_head else []
+        found += [] if config.use_calibration else ["precision calibration unused"]
+    return found
+
+
+def _kv_summary(config: KVConfig) -> list[str]:
+    found = [f"KV cache in {config.bits} bits"] if config.bits else []
+    if config.visual_keep_ratio < 1.0:
+        found.append(f"KV of {config.visual_keep_ratio * 100:.0f} % of visual tokens")
+    found += [f"KV of the newest {config.text_window} text tokens"] if config.text_window else []
+    if config.text_window and config.min_live_tokens:
+        found.append(f"KV blocks released under {config.min_live_tokens} live tokens")
+    found += [f"KV blocks released below {config.norm_floor:g} of their norm"] if config.norm_floor else []
+    return found + ([f"KV values below {config.sparsity_threshold:g} dropped"] if config.sparsity_threshold else [])
 
 
 def recommended() -> CompressionConfig:

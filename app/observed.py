@@ -11,7 +11,8 @@ from typing import Protocol
 
 from engines.compare import Runner
 from engines.config import CompressionConfig
-from engines.results import CacheStats, Capabilities, Event, Finished, RunRequest, RunResult, TokenReady
+from engines.reports import CacheStats, CollapseReport
+from engines.results import Capabilities, Event, Finished, RunRequest, RunResult, TokenReady
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,9 @@ class WorkbenchEngine(Runner, Protocol):
 
     def cache_totals(self) -> dict[str, CacheStats]: ...
 
-    def clear_caches(self) -> None: ...
+    def check_fp16(self, request: RunRequest) -> CollapseReport: ...
+
+    def clear_caches(self, level: str | None = None, tenant: str | None = None) -> None: ...
 
 
 @dataclass
@@ -63,8 +66,11 @@ class ObservedEngine:
     def cache_totals(self) -> dict[str, CacheStats]:
         return self._engine.cache_totals()
 
-    def clear_caches(self) -> None:
-        self._engine.clear_caches()
+    def check_fp16(self, request: RunRequest) -> CollapseReport:
+        return self._engine.check_fp16(request)
+
+    def clear_caches(self, level: str | None = None, tenant: str | None = None) -> None:
+        self._engine.clear_caches(level, tenant)
 
     def check(self, config: CompressionConfig) -> None:
         self._engine.check(config)

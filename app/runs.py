@@ -12,15 +12,8 @@ from app.session import Phase, Picture, Session, Ticket
 from engines.compare import Comparison, Runner, Side, SideEvent, compare
 from engines.config import CompressionConfig
 from engines.media import Media
-from engines.results import (
-    EngineError,
-    Finished,
-    MediaReady,
-    PruneReport,
-    StageEnded,
-    StageStarted,
-    TokenReady,
-)
+from engines.reports import PruneReport
+from engines.results import EngineError, Finished, MediaReady, StageEnded, StageStarted, TokenReady
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +68,8 @@ class _Watcher:
             self._session.stopped = len(event.pairs) < self._session.repeats
             self._session.repeat, self._session.stopping = 0, False
             return True
+        if isinstance(event.event, Finished):
+            self._session.count_caches(event.event.result)
         if event.repeat:
             # The answers are those of the first pair; later ones only measure.
             changed = self._session.repeat != event.repeat

@@ -8,7 +8,7 @@ import sys
 import gradio as gr
 
 from app import theme
-from app.api.gate import SAFE_DEFAULT, Gate
+from app.api.gate import SAFE_DEFAULT, Gate, is_loopback
 from app.api.metrics import Metrics
 from app.api.routes import Endpoint
 from app.api.spans import make_spans
@@ -45,7 +45,9 @@ def serve(
     # One tenant of several must not be able to fill the line.
     turnstile = Turnstile(QUEUE_SIZE, QUEUE_SIZE // 2 if len(set(gate.keys.values())) > 1 else None)
     watchers: list[Watcher] = []
-    workbench = Workbench(ObservedEngine(engine, watchers), limits, turnstile)
+    # Then whoever reaches the page is at this machine: one person, who may find in the caches all that is there.
+    alone = is_loopback(host) and auth is None and not share
+    workbench = Workbench(ObservedEngine(engine, watchers), limits, turnstile, alone=alone)
     metrics = Metrics(model_name, engine, workbench.waiting)
     spans = make_spans(model_name)
     watchers += [metrics, spans] if spans is not None else [metrics]

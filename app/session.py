@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -11,7 +13,9 @@ from pathlib import Path
 from engines.answers import matches
 from engines.compare import SIDES, Comparison, Side
 from engines.config import CompressionConfig
-from engines.results import PruneReport, RunRequest, RunResult
+from engines.presets import Facts, Preset, suggest
+from engines.reports import CacheStats, PruneReport
+from engines.results import RunRequest, RunResult
 
 
 class Phase(StrEnum):
@@ -27,6 +31,8 @@ class Phase(StrEnum):
     NOT_RUN = "not run"
 
 
+# Runs whose use of the caches is remembered one by one.
+MOST_CACHE_RUNS = 60
 ACTIVE = (Phase.QUEUED, Phase.PREPARING, Phase.RUNNING)
 
 
@@ -74,15 +80,39 @@ class Session:
     stopped: bool = False
     ticket: int = 0
     """Number of the run that the page shows."""
+    asked: tuple[RunRequest, CompressionConfig] | None = None
+    """The last run that was asked for, without its Event."""
     pictures: dict[tuple[int, int], Picture] = field(default_factory=dict)
     """By (item, frame) of the run that the page shows."""
 
+    cached: dict[str, CacheStats] = field(default_factory=dict)
+    """What this visitor's runs asked of each cache level, all together."""
+    cache_uses: deque[dict[str, CacheStats]] = field(default_factory=lambda: deque(maxlen=MOST_CACHE_RUNS))
+    """The same of the newest runs, one by one; a level that was off is left out."""
+
     page_px: int = 1440
     """Width of the visitor's window when the page was opened."""
+    facts: tuple[Facts, ...] = ()
+    """Of the media in the upload."""
     example: Example | None = None
     """The last one taken; it may have been changed in the fields since."""
     right_answer: str | None = None
     """To what was asked in the run that the page shows; None when nobody knows it."""
+    _name: str = ""
+
+    @property
+    def name(self) -> str:
+        """The server's own name for this session, which nobody can guess. Not at the start: Gradio copies that."""
+        self._name = self._name or secrets.token_hex(16)
+        return self._name
+
+    def count_caches(self, result: RunResult) -> None:
+        """Add what a run asked of the caches, if it asked anything."""
+        used = {level: stats for level, stats in result.cache_stats.run.items() if stats.queries}
+        if used:
+            self.cache_uses.append(used)
+        for level, stats in used.items():
+            self.cached[level] = self.cached.get(level, CacheStats()).and_then(stats)
 
     def begin(self, ticket: int, repeats: int = 1, right_answer: str | None = None) -> None:
         """Forget the last run and wait for the engine."""
@@ -118,6 +148,11 @@ class Session:
         """The right answer, if the example is asked as it was taken: of any other question nobody knows it."""
         example = self.example_in(request.media)
         return example.answer if example is not None and example.question == request.question else None
+
+    @property
+    def suggestion(self) -> Preset | None:
+        """The preset for the media in the upload."""
+        return suggest(self.facts)
 
     @property
     def active(self) -> bool:

@@ -5,23 +5,29 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
-from app import runs
+from app import runs, tenants
+from app.api.gate import names_loopback
 from app.observed import WorkbenchEngine
 from app.panels.answers import answers_html, verdict_html
 from app.panels.ask import MOST_REPEATS, AskPanel, frame_sampling
-from app.panels.caches import CachesPanel, caches_html
+from app.panels.caches import CachesPanel
 from app.panels.experts import ExpertsPanel
+from app.panels.fidelity import FidelityPanel
 from app.panels.header import TITLE, draw_header
 from app.panels.heatmap import HeatmapPanel
+from app.panels.kv import KVPanel
+from app.panels.precision import PrecisionPanel
 from app.panels.settings import SettingsPanel
 from app.panels.waterfall import WaterfallPanel
 from app.session import Phase, Session, Tickets
 from app.turnstile import PAGE, Turnstile
+from engines.cache.scope import Scope
 from engines.config import SamplingConfig
 from engines.media import MIB, MediaLimits
 from engines.results import RunRequest
@@ -36,10 +42,20 @@ FILE_AGE_S, CLEAN_EVERY_S = 6 * 3600, 900
 class Workbench:
     """The handlers of the page. Everything about a visitor is in the Session that Gradio hands in."""
 
-    def __init__(self, engine: WorkbenchEngine, limits: MediaLimits, turnstile: Turnstile | None = None) -> None:
+    def __init__(
+        self,
+        engine: WorkbenchEngine,
+        limits: MediaLimits,
+        turnstile: Turnstile | None = None,
+        *,
+        alone: bool = False,
+    ) -> None:
+        """`alone`: all visitors are one person, who may find in the caches what any of them left there."""
         self.engine = engine
+        self.alone = alone
         self.limits = limits
         self.tickets = Tickets()
+        self.lines = [self.tickets]  # of everything on the page that asks for the engine
         # Gradio's queue keeps the page's own visitors in order; here they take turns with the endpoint. And Gradio
         # lets the next run start when a page is closed, which can be before the engine has let go of the last.
         self.turnstile = turnstile or Turnstile()
@@ -61,12 +77,17 @@ class Workbench:
                     self.answers = gr.HTML(answers_html(Session(), self.settings.controls), elem_id="answers")
                 self.waterfall = WaterfallPanel()
                 self.heatmap = HeatmapPanel(self.session)
-                self.experts = ExpertsPanel(self.session, capabilities.own_top_k is not None)
+                self.fidelity = FidelityPanel(self.session)
+                self.experts = ExpertsPanel(self.session, capabilities.own_top_k is not None, SAMPLES)
+                self.precision = PrecisionPanel(self.session, SAMPLES)
+                self.kv = KVPanel()
                 self.caches = CachesPanel()
+        self.lines += [self.experts.curve.tickets, self.precision.tickets]
         self._connect()
 
     def _connect(self) -> None:
         ask = self.ask
+        self.settings.connect_presets(self.session, ask.previewed)
         quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
         state: list[gr.components.Component] = [self.verdict, self.answers, ask.run, ask.stop, ask.leave]
         # Queued, because Gradio looks for changed states only after events of the queue; it never waits there.
@@ -83,7 +104,8 @@ class Workbench:
             self.run,
             inputs=[self.session, self.ticket, *self.heatmap.inputs],
             outputs=[
-                *state, *self.waterfall.outputs, *self.heatmap.outputs, *self.experts.outputs, self.caches.table,
+                *state, *self.waterfall.outputs, *self.heatmap.outputs, *self.fidelity.outputs,
+                *self.experts.outputs, *self.precision.outputs, *self.kv.outputs, *self.caches.outputs,
                 self.queue,
             ],
             concurrency_id="engine",
@@ -97,15 +119,21 @@ class Workbench:
         # because a cancelled event frees its place in the queue before the engine is free.
         ask.stop.click(self.stop, inputs=self.session, outputs=state, **quiet)
         ask.leave.click(self.leave, inputs=self.session, outputs=[*state, self.queue], cancels=[run], **quiet)
-        self.caches.clear.click(
-            self.clear_caches,
-            inputs=self.session,
-            outputs=self.caches.table,
-            concurrency_id="engine",
-            concurrency_limit=1,
-            show_progress="minimal",
-            api_visibility="private",
-        )
+        self.experts.curve.connect(self.engine, self.turnstile, self.limits)
+        self.precision.connect(self.engine, self.turnstile, self.limits)
+        for button, clear in (
+            (self.caches.clear_encoder, self.clear_encoder_cache),
+            (self.caches.clear_prefix, self.clear_prefix_cache),
+        ):
+            button.click(
+                clear,
+                inputs=self.session,
+                outputs=self.caches.outputs,
+                concurrency_id="engine",
+                concurrency_limit=1,
+                show_progress="minimal",
+                api_visibility="private",
+            )
 
     def begin(self, request: gr.Request, session: Session, *values: Any) -> dict[Any, Any]:
         """Check what was asked and take a place in the queue, or say in one sentence what is missing."""
@@ -118,12 +146,14 @@ class Workbench:
             compressed = self.settings.config(switches)
             files, question, warm_up, repeats, *rest = asked
             asked_for = self._request(files, question, warm_up, *rest)
+            asked_for = replace(asked_for, scope=self._scope(session, request))
             ticket = self.tickets.issue(visitor, asked_for, compressed, repeat_count(repeats))
         except ValueError as error:
             session.begin(0)
             session.fail(str(error))
             return self._state(session)
         session.begin(ticket.number, ticket.repeats, session.answer_to(asked_for))
+        session.asked = (replace(asked_for, cancel=None), compressed)
         return {self.ticket: ticket.number, **self._state(session)}
 
     def _request(self, files: list[str] | None, question: str, warm_up: bool, *values: Any) -> RunRequest:
@@ -169,11 +199,14 @@ class Workbench:
             self.tickets.drop(visitor, number)
         yield {
             **self._state(session),
-            self.caches.table: caches_html(session, self.engine.cache_totals()),
+            **dict(zip(self.caches.outputs, self._caches(session), strict=True)),
             self.queue: "",
             **dict(zip(self.waterfall.outputs, self.waterfall.update(session), strict=True)),
             **dict(zip(self.heatmap.outputs, self.heatmap.update(session, view, opacity), strict=True)),
+            **dict(zip(self.fidelity.outputs, self.fidelity.update(session), strict=True)),
             **dict(zip(self.experts.outputs, self.experts.update(session), strict=True)),
+            **dict(zip(self.precision.outputs, self.precision.update(session), strict=True)),
+            **dict(zip(self.kv.outputs, self.kv.update(session), strict=True)),
         }
 
     def stop(self, session: Session, request: gr.Request) -> dict[Any, Any]:
@@ -190,23 +223,41 @@ class Workbench:
         session.stop()
         return {**self._state(session), self.queue: ""}
 
-    def clear_caches(self, session: Session) -> str:
-        with self.turnstile.turn(PAGE):
-            self.engine.clear_caches()
-        return caches_html(session, self.engine.cache_totals())
+    def clear_encoder_cache(self, session: Session, request: gr.Request) -> list[Any]:
+        return self._clear("encoder", session, request)
 
-    def opened(self, session: Session, page_px: float | None) -> str:
+    def clear_prefix_cache(self, session: Session, request: gr.Request) -> list[Any]:
+        return self._clear("prefix", session, request)
+
+    def _clear(self, level: str, session: Session, request: gr.Request) -> list[Any]:
+        """Forget what the visitor's own runs left there."""
+        with self.turnstile.turn(PAGE):
+            self.engine.clear_caches(level, self._scope(session, request).tenant)
+        return self._caches(session)
+
+    def _caches(self, session: Session) -> list[Any]:
+        return self.caches.update(session, self.engine.cache_totals())
+
+    def _scope(self, session: Session, request: gr.Request) -> Scope:
+        """Whose a run of this visitor is, as far as the caches are concerned."""
+        # By another name than this machine's own, a proxy may have let anybody in.
+        alone = self.alone and names_loopback(request.headers.get("host"))
+        return tenants.of_visitor(session.name, request.username, alone=alone)
+
+    def opened(self, session: Session, page_px: float | None) -> list[Any]:
         session.page_px = int(page_px or session.page_px)
-        return caches_html(session, self.engine.cache_totals())
+        return self._caches(session)
 
     def closed(self, request: gr.Request) -> None:
         """The visitor has gone: nobody reads the answer any more."""
         self.tickets.stop(str(request.session_hash))
+        self.experts.curve.closed(str(request.session_hash))
+        self.precision.closed(str(request.session_hash))
 
     def waiting(self) -> int:
         """Runs that were asked for and have not begun, in Gradio's queue and in the line for the engine."""
-        queued = max(0, self.tickets.pending() - self.turnstile.places(PAGE))
-        return queued + self.turnstile.waiting
+        wanted = sum(line.pending() for line in self.lines)
+        return max(0, wanted - self.turnstile.places(PAGE)) + self.turnstile.waiting
 
     def _state(self, session: Session) -> dict[Any, Any]:
         """How things stand: verdict, answers, and which buttons can be pressed."""
@@ -240,7 +291,7 @@ def lay_out(workbench: Workbench) -> gr.Blocks:
         page.load(
             workbench.opened,
             inputs=[workbench.session, workbench.page_px],
-            outputs=workbench.caches.table,
+            outputs=workbench.caches.outputs,
             js="(session, width) => [session, window.innerWidth]",
             queue=False,
             show_progress="hidden",

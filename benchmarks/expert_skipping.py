@@ -1,6 +1,6 @@
 """Time of the expert layers against the share of (token, expert) pairs skipped, on the shape-true stack.
 
-    python -m benchmarks.expert_skipping --pairs 7
+    python -m benchmarks.expert_skipping --skip 0.5 0.88 --pairs 7
 
 Pairs are skipped at random, so that the curve is that of the kernel and of no method; each token's best expert stays,
 which is 1 of 8. The checkpoint is written on first use to --folder (about 5 GiB for four layers) and kept.
@@ -9,46 +9,29 @@ which is 1 of 8. The checkpoint is written on first use to --folder (about 5 GiB
 from __future__ import annotations
 
 import argparse
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-from PIL import Image
 from torch import Tensor
 
 from benchmarks.paired import measure_pairs, print_json
-from benchmarks.shape_true import save_checkpoint
-from engines.config import CompressionConfig, SamplingConfig
-from engines.engine import Engine, load_engine
+from benchmarks.stack import open_stack, stack_parser
+from engines.config import CompressionConfig
+from engines.engine import Engine
 from engines.results import RunRequest, RunResult
 from engines.structure import synchronise
 
-SKIPPED = (0.0, 0.25, 0.5, 0.75, 0.88)
+SKIPPED = (0.5, 0.88)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "shape-true-4")
-    parser.add_argument("--text-layers", type=int, default=4)
-    parser.add_argument("--side", type=int, default=1024, help="height and width of the image in pixels")
+    parser = stack_parser(__doc__.split("\n")[0])
     parser.add_argument("--stage", choices=("prefill", "decode"), default="prefill", help="what is timed")
     parser.add_argument("--skip", type=float, nargs="+", default=SKIPPED, help="shares of the pairs to skip")
-    parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--experts", default="native", help="number format of the experts, such as int8")
     options = parser.parse_args()
-    if not (options.folder / "config.json").is_file():
-        save_checkpoint(options.folder, options.text_layers, vision_layers=2)
-    engine = load_engine(str(options.folder), options.device, options.dtype)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "noise.png"
-        pixels = np.random.default_rng(0).integers(0, 255, (options.side, options.side, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(path)
-        sampling = SamplingConfig(max_new_tokens=1 if options.stage == "prefill" else 17)
-        measure(engine, RunRequest("What is in this image?", (path,), sampling=sampling), options)
+    with open_stack(options, new_tokens=1 if options.stage == "prefill" else 17) as (engine, request):
+        measure(engine, request, options)
 
 
 def measure(engine: Engine, request: RunRequest, options: argparse.Namespace) -> None:
@@ -66,8 +49,8 @@ def measure(engine: Engine, request: RunRequest, options: argparse.Namespace) ->
 
         pairs = measure_pairs(lambda: expert_s(engine, request, full, options.stage)[0], skipping_s, options.pairs)
         print(
-            f"{shares[0]:6.1%} of the pairs skipped: the expert layers take {pairs.median_ratio:.3f} of the time "
-            f"({min(pairs.ratios):.3f} to {max(pairs.ratios):.3f})."
+            f"{shares[0]:6.1%} of the pairs skipped: the expert layers take {pairs.words('their full time')} in "
+            f"{options.stage}."
         )
         curve.append({"asked": skip, "skipped": shares[0], **pairs.summary()})
     print_json(

@@ -62,6 +62,7 @@ def main() -> int:
             "experts_half": ["experts.top_k=4"],
             "experts_skip_88": ["experts.method=random", "experts.options.skip=0.88"],
             "int8": ["precision.all=int8"],
+            "int4": ["precision.all=int4"],
         }.items():
             figures[name] = prefill_ratio(engine, picture, FULL.with_settings(settings), options.pairs)
         checks |= {f"ran_{name}": True for name in figures}

@@ -23,6 +23,10 @@ class Pairs:
     def median_ratio(self) -> float:
         return statistics.median(self.ratios)
 
+    def words(self, whole: str) -> str:
+        """'0.310 of the full prefill (0.301 to 0.320)'."""
+        return f"{self.median_ratio:.3f} of {whole} ({min(self.ratios):.3f} to {max(self.ratios):.3f})"
+
     def summary(self) -> dict[str, float]:
         return {
             "median_ratio": round(self.median_ratio, 4),

@@ -1,6 +1,6 @@
 """The table method x keep ratio x category, from what `benchmarks.demo_claims --only pruning` printed into files.
 
-    python -m benchmarks.pruning_table FILE...
+python -m benchmarks.pruning_table FILE...
 """
 
 from __future__ import annotations

@@ -9,13 +9,17 @@ import psutil
 import torch
 
 from engines import precision
+from engines.cache.stage import why_not as why_not_prefix
 from engines.checkpoint import Checkpoint
 from engines.config import OFF
 from engines.experts import describe_methods as describe_skipping
 from engines.experts.calibration import Calibration
+from engines.kv.stage import why_not as why_not_kv
 from engines.pruning import describe_methods
+from engines.pruning.adaptive import gpu_utilisation
 from engines.pruning.inside import why_not
 from engines.results import Capabilities, Capability
+from engines.vision.reduced import why_not as why_not_reduced
 
 
 def describe_device(device: torch.device) -> str:
@@ -43,7 +47,7 @@ def describe_engine(checkpoint: Checkpoint, calibration: Calibration | None = No
         digest=checkpoint.digest,
         own_top_k=own,
         experts=structure.experts,
-        precisions=precision_capabilities(checkpoint.device),
+        precisions=precision_capabilities(checkpoint.device, structure.quantised),
         pruning=tuple(
             Capability(
                 method.name, not (reason := why_not(method.name, structure)), reason, f"{method.label}: {method.help}"
@@ -70,13 +74,41 @@ def describe_engine(checkpoint: Checkpoint, calibration: Calibration | None = No
                 f"{structure.deepstack_layers} layers" if structure.deepstack_layers else "",
             ),
             Capability("encoder cache", True),
+            _utilisation(checkpoint.device),
+            Capability(
+                "KV compression",
+                not (no_kv := why_not_kv(structure)),
+                no_kv,
+                f"{len(structure.attention_layers)} of {len(structure.language_model.layers)} layers keep a KV cache",
+            ),
+            Capability("prefix cache", not (no_prefix := why_not_prefix(structure)), no_prefix),
+            Capability(
+                "vision tower reduction",
+                not (no_cut := why_not_reduced(structure)),
+                no_cut,
+                f"after layer 1 to {structure.tower_layers[-1]}" if structure.tower_layers else "",
+            ),
         ),
+        tower_layers=max(structure.tower_layers, default=0),
     )
 
 
-def precision_capabilities(device: torch.device) -> tuple[Capability, ...]:
+def _utilisation(device: torch.device) -> Capability:
+    """Whether `pruning.adaptive` can see swings of the load; memory and cache misses it always sees."""
+    reason = gpu_utilisation(device)[1] if device.type == "cuda" else ""
+    what = "GPU" if device.type == "cuda" else "CPU"
+    return Capability("load for pruning.adaptive", not reason, reason, "" if reason else f"{what} utilisation")
+
+
+def precision_capabilities(device: torch.device, quantised: str = "") -> tuple[Capability, ...]:
+    """`quantised` says how the checkpoint's own weights are, if they are: those are not converted again."""
     return tuple(
-        Capability(name, not (reason := method.unavailable(device)), reason, "" if reason else method.kernel(device))
+        Capability(
+            name,
+            not (reason := precision.why_not(name, device, quantised)),
+            reason,
+            "" if reason else method.kernel(device),
+        )
         for name, method in precision.METHODS.items()
     )
 

@@ -14,7 +14,7 @@ import transformers
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError
 
-from engines.structure import Structure
+from engines.structure import Structure, quantisation_of
 
 DEMO = "demo"
 DEMO_FOLDER = Path(__file__).resolve().parent.parent / "assets" / "demo"
@@ -38,6 +38,8 @@ class Checkpoint:
     digest: str
     """SHA-256 over the configuration and the weight files' sizes, headers and ends."""
     is_demo: bool
+    folder: Path | None = None
+    """Where the weight files are; None for a model that came from none."""
 
     @property
     def model(self) -> Any:
@@ -72,8 +74,11 @@ def load_checkpoint(name: str = DEMO, device: str = "auto", dtype: str = "auto")
             # Shard by shard straight to the GPU, so that the host needs no room for the whole model.
             device_map=None if chosen.type == "cpu" else {"": chosen},
         )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(f"The checkpoint {name} could not be loaded: {_first_line(error)}") from error
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        method = quantisation_of(config)
+        hint = f" It is quantised already ({method}), which transformers loads where it has the kernels."
+        sentence = f"The checkpoint {name} could not be loaded: {_first_line(error)}"
+        raise CheckpointError(sentence + (hint if method else "")) from error
     # transformers fills what is missing with random weights and only warns; the answers would be noise.
     lacking = sorted(loading["missing_keys"]) or sorted(str(key) for key in loading["mismatched_keys"])
     if lacking:
@@ -90,6 +95,7 @@ def load_checkpoint(name: str = DEMO, device: str = "auto", dtype: str = "auto")
         dtype=model.dtype,
         digest=_digest(folder),
         is_demo=is_demo,
+        folder=folder,
     )
 
 

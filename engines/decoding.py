@@ -31,8 +31,18 @@ class Decoder:
         self._next_position = 0
         self._length = 0
 
+    def resume(self, states: Tensor) -> None:
+        """Begin with rows that were prefilled before: (layers, 2, heads, rows, head size), keys and then values."""
+        for index, (keys, values) in enumerate(states):
+            self.cache.update(keys[None], values[None], index)
+        self._length = states.shape[3]
+
+    def keys_and_values(self) -> list[tuple[Tensor, Tensor]]:
+        """Of each layer, (1, heads, rows, head size), as long as the cache is a plain one."""
+        return [(layer.keys, layer.values) for layer in self.cache.layers]
+
     def prefill(self, sequence: Sequence) -> Tensor:
-        """Run the whole prompt; returns the logits of its last position, (1, vocabulary)."""
+        """Run the prompt, or after `resume` the rest of it; returns its last position's logits, (1, vocabulary)."""
         self._next_position = sequence.next_position
         visual: dict[str, Any] = {}
         if sequence.deepstack and sequence.visual_tokens:

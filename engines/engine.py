@@ -1,6 +1,6 @@
 """The engine: one method a stage, in the order in which a request passes them.
 
-    media -> prompt -> encoder cache -> vision -> pruning -> prefill -> decode -> result
+    media -> prompt -> prefix cache -> encoder cache -> vision -> pruning -> prefill -> decode -> result
 
 Its stream of events is the interface; `answer` wraps it for callers who want only the result.
 """
@@ -11,77 +11,60 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import psutil
 import torch
 
-from engines import precision
+from engines import checks, warm
+from engines.attention.stage import AttentionStage
+from engines.cache.content import are_bundled
 from engines.cache.encoder import LEVEL, EncoderCache, Features
+from engines.cache.prefix import LEVEL as PREFIX_LEVEL
+from engines.cache.prefix import PrefixCache
+from engines.cache.scope import GLOBAL, Owner
+from engines.cache.stage import PrefixStage, refusal
 from engines.cancel import Cancelled, cancellable
-from engines.capabilities import describe_device, describe_engine
+from engines.capabilities import describe_engine
 from engines.checkpoint import Checkpoint, load_checkpoint
 from engines.config import CacheConfig, CompressionConfig
 from engines.decoding import Decoder, Detokeniser, Sampler, stop_tokens
-from engines.experts import create as create_skipper
+from engines.encode import EncodeStage, Found
 from engines.experts.calibration import load as load_calibration
 from engines.experts.stage import ExpertStage
+from engines.kv.stage import KVStage
 from engines.media import Media, load_all
-from engines.memory import PeakMeter, cache_bytes
+from engines.memory import PeakMeter
+from engines.outcome import result_of
+from engines.precision.collapse import measure_collapse
 from engines.precision.pool import WeightPool
-from engines.prompt import Prompt, VisualItem, build_prompt, check_question
-from engines.pruning import create
-from engines.pruning.inside import check as check_inside
+from engines.precision.statistics import load as load_statistics
+from engines.prompt import Prompt, build_prompt, check_question
+from engines.pruning.adaptive import DeviceReader, KeepRatioController
 from engines.pruning.stage import PruneStage
+from engines.reports import Adaptation, CacheStats, CollapseReport
 from engines.results import (
-    CacheReport,
-    CacheStats,
     Capabilities,
     EngineError,
     Event,
     Finished,
     MediaReady,
-    MemoryReport,
-    PruneReport,
     RunRequest,
     RunResult,
     StageEnded,
     StageStarted,
     TokenReady,
 )
+from engines.run import Run
 from engines.sequence import Sequence, build_sequence, embed_question
+from engines.settings import fingerprint
 from engines.structure import synchronise
 from engines.trace import Tracer
-from engines.vision.torch_tower import encode_groups, encode_items, join
+from engines.vision import report as vision_report
 
 ENCODER_CACHE_BYTES = 512 << 20
-# How many kinds of shapes the engine remembers having warmed up for.
-_WARM_SHAPES = 256
-
-
-@dataclass
-class _Run:
-    """What one run gathers on its way."""
-
-    request: RunRequest
-    config: CompressionConfig
-    experts: ExpertStage
-    tracer: Tracer
-    warnings: list[str] = field(default_factory=list)
-    cache: CacheStats = field(default_factory=CacheStats)
-    media: list[Media] = field(default_factory=list)
-    prompt_tokens: int = 0
-    pruning: PruneStage | None = None
-    decoder: Decoder | None = None
-    tokens: list[int] = field(default_factory=list)
-    token_times_s: list[float] = field(default_factory=list)
-    finish_reason: str = "cancelled"
-
-    @property
-    def cancelled(self) -> bool:
-        return self.request.cancel is not None and self.request.cancel.is_set()
+PREFIX_CACHE_BYTES = 1 << 30
 
 
 def load_engine(model: str = "demo", device: str = "auto", dtype: str = "auto") -> Engine:
@@ -97,36 +80,55 @@ class Engine:
         checkpoint: Checkpoint,
         encoder_cache_bytes: int = ENCODER_CACHE_BYTES,
         weight_pool_bytes: int | None = None,
+        prefix_cache_bytes: int = PREFIX_CACHE_BYTES,
     ) -> None:
         self.checkpoint = checkpoint
         self._structure = checkpoint.structure
         self._cache = EncoderCache(encoder_cache_bytes)
+        self._prefixes = PrefixCache(prefix_cache_bytes)
         native = str(checkpoint.dtype).removeprefix("torch.")
         native = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(native, native)
         if weight_pool_bytes is None:
-            weight_pool_bytes = psutil.virtual_memory().available // 2
-        self._pool = WeightPool(self._structure, checkpoint.device, native, weight_pool_bytes)
+            # The checkpoint's own weights are there already, and half of what is still free may go to others.
+            own = sum(parameter.nbytes for parameter in checkpoint.model.parameters())
+            on_gpu = checkpoint.device.type == "cuda"
+            free = torch.cuda.mem_get_info(checkpoint.device)[0] if on_gpu else psutil.virtual_memory().available
+            weight_pool_bytes = own + free // 2
+        self._pool = WeightPool(
+            self._structure,
+            checkpoint.device,
+            native,
+            weight_pool_bytes,
+            checkpoint.folder,
+            load_statistics(checkpoint.digest),
+        )
         self._calibration = load_calibration(checkpoint.digest, len(self._structure.moe_layers))
+        self._adapted = KeepRatioController(DeviceReader(checkpoint.device, self._cache))
         self._lock = threading.Lock()
-        self._warm: set[tuple[Any, ...]] = set()
+        self._warm = warm.WarmShapes()
         self._stop = stop_tokens(checkpoint.model, checkpoint.tokenizer)
         self._temporal_patch = int(self._structure.config.vision_config.temporal_patch_size)
+        self._encoding = EncodeStage(checkpoint, self._cache, self._temporal_patch)
 
     def capabilities(self) -> Capabilities:
         return describe_engine(self.checkpoint, self._calibration)
 
     def cache_totals(self) -> dict[str, CacheStats]:
         """Counters since the engine started, per level."""
-        return {LEVEL: self._cache.stats()}
+        return {LEVEL: self._cache.stats(), PREFIX_LEVEL: self._prefixes.stats()}
 
-    def clear_caches(self) -> None:
-        """Forget every cached entry; waits for a run in progress."""
+    def clear_caches(self, level: str | None = None, tenant: str | None = None) -> None:
+        """Forget the entries of a level, or of all, that one tenant owns, or all do; waits for a run in progress."""
         with self._lock:
-            self._cache.clear()
+            if level in (None, LEVEL):
+                self._cache.clear(tenant)
+            if level in (None, PREFIX_LEVEL):
+                self._prefixes.clear(tenant)
 
     def close(self) -> None:
         with self._lock:
             self._cache.clear()
+            self._prefixes.clear()
             self._pool.clear()
 
     def answer(self, request: RunRequest, config: CompressionConfig) -> RunResult:
@@ -136,27 +138,24 @@ class Engine:
                 return event.result
         raise EngineError("The run ended without a result.")
 
+    def check_fp16(self, request: RunRequest) -> CollapseReport:
+        """Answer the request at full precision and count, by layer, the values that fp16 would lose.
+
+        Raises EngineError, MediaError or ValueError with one sentence for the person who asked. Setting
+        `request.cancel` ends it as EngineError.
+        """
+        check_question(request, self.checkpoint.tokenizer)
+        full = CompressionConfig.full().precision
+        with self._lock, cancellable(self._structure, request.cancel):
+            self._pool.prepare(full)
+            try:
+                return measure_collapse(self.checkpoint, request)
+            except Cancelled:
+                raise EngineError("Stopped before every layer was seen.") from None
+
     def check(self, config: CompressionConfig) -> None:
         """Raise ValueError or EngineError for settings that this checkpoint or device cannot do."""
-        create(config.pruning.method, config.pruning.options)
-        check_inside(config.pruning, self._structure)
-        create_skipper(config.experts.method, config.experts.options, self._calibration)
-        own = self._structure.own_top_k
-        if config.experts.top_k is not None:
-            if own is None:
-                raise EngineError("experts.top_k has no meaning here: this checkpoint is dense and has no experts.")
-            if config.experts.top_k > own:
-                raise ValueError(
-                    f"experts.top_k is {config.experts.top_k}; this checkpoint uses {own} experts a token, "
-                    f"so it must be at least 1 and at most {own}."
-                )
-        if config.experts.skipping and own is None:
-            raise EngineError("experts.method has no meaning here: this checkpoint is dense and has no experts.")
-        for part, chosen in vars(config.precision).items():
-            method = precision.METHODS.get(chosen)
-            reason = method.unavailable(self.checkpoint.device) if method else ""
-            if reason:
-                raise EngineError(f"precision.{part}={chosen} is not available: {reason}")
+        checks.check(config, self._structure, self._calibration, self.checkpoint.device)
 
     def run(self, request: RunRequest, config: CompressionConfig) -> Generator[Event, None, None]:
         """Answer the question and say what happens on the way, ending with Finished.
@@ -183,24 +182,47 @@ class Engine:
         stack.enter_context(self._pool.applied(config.precision))
         experts = ExpertStage.of(self._structure, config.experts, self._calibration)
         stack.enter_context(experts.applied())
+        attention = AttentionStage(self._structure, config.attention)
+        stack.enter_context(attention.applied())
+        kv = KVStage(self._structure, config.kv, request.sampling.seed)
+        stack.enter_context(kv.applied())
         stack.enter_context(cancellable(self._structure, request.cancel))
+        adaptation = self._adapted.step(config.pruning.keep_ratio) if config.pruning.adaptive else None
         # After Cancelled the stages below see the same flag, and end with what there is.
         if request.warm_up:
             with suppress(Cancelled):
-                yield from self._warm_up(request, config, experts)
+                yield from self._warm_up(request, _settled(config, adaptation), experts, attention, kv)
         prepare_s = time.perf_counter() - start_s
 
         stack.enter_context(experts.counting())
+        self._pool.start_counting()
         meter = PeakMeter(self.checkpoint.device)
         meter.start()
-        run = _Run(request, config, experts, Tracer(lambda: synchronise(self.checkpoint.device)))
-        run.warnings += experts.notes
+        run = Run(request, config, experts, attention, kv, Tracer(lambda: synchronise(self.checkpoint.device)))
+        run.adaptation = adaptation
+        run.warnings += [*experts.notes, *kv.notes]
+        stack.enter_context(run.held)
         with suppress(Cancelled):
             yield from self._stages(run)
         trace = run.tracer.finish()
-        yield Finished(self._result(run, trace, meter, prepare_s))
+        result = result_of(
+            run,
+            trace,
+            meter,
+            self.checkpoint,
+            self._pool,
+            stop=self._stop,
+            totals=self.cache_totals(),
+            prepare_s=prepare_s,
+        )
+        if config.vision.active and config.vision.measure_fidelity and run.vision is not None:
+            yield StageStarted("measuring fidelity")
+            with suppress(Cancelled), torch.inference_mode():
+                fidelity = vision_report.measure(self._structure, run.encoded, self._temporal_patch)
+                result = replace(result, vision_report=replace(run.vision, fidelity=fidelity))
+        yield Finished(result)
 
-    def _stages(self, run: _Run) -> Iterator[Event]:
+    def _stages(self, run: Run) -> Iterator[Event]:
         """The stages, each timed by a span. The clock stands still while the reader holds an event."""
         tracer = run.tracer
 
@@ -220,21 +242,30 @@ class Engine:
             return
         yield from stage("preprocess", lambda span: self._preprocess(run, span))
         prompt: Prompt = outcome[0]
-        yield from stage("encoder-cache lookup", lambda span: self._look_up(run, prompt, span))
-        found: _Found = outcome[0]
-        if run.cancelled:
-            return
-        yield from stage("vision encode", lambda span: self._encode(prompt, found, span))
-        features: dict[int, Features] = outcome[0]
-        yield from stage("prune", lambda span: self._prune(run, prompt, features, span))
-        sequence: Sequence = outcome[0]
+        yield from stage("prefix-cache lookup", lambda span: self._find_prefix(run, prompt, span))
+        sequence: Sequence | None = None
+        if run.planned is None:
+            yield from stage("encoder-cache lookup", lambda span: self._encoding.look_up(run, prompt, span))
+            found: Found = outcome[0]
+            if run.cancelled:
+                return
+            yield from stage("vision encode", lambda span: self._encoding.encode(run, prompt, found, span))
+            features: dict[int, Features] = outcome[0]
+            yield from stage("prune", lambda span: self._prune(run, prompt, features, span))
+            sequence = outcome[0]
+            if run.prefix is not None and not run.prefix.settled:
+                yield from stage("prefix-cache lookup", lambda span: self._find_pruned_prefix(run, span))
         if run.cancelled:
             return
         sampler = Sampler(run.request.sampling)
         yield from stage("prefill", lambda span: self._prefill(run, sequence, sampler, span))
-        yield from self._decode(run, outcome[0], sampler)
+        token: int = outcome[0]
+        if run.config.kv.active:
+            yield from stage("compress KV", lambda span: self._compress_kv(run, span))
+        yield from self._decode(run, token, sampler)
+        self._keep_prefix(run)
 
-    def _decode_media(self, run: _Run, span: dict[str, Any]) -> None:
+    def _decode_media(self, run: Run, span: dict[str, Any]) -> None:
         request, modality = run.request, run.config.modality
         run.media = load_all(request.media, limits=request.limits, sampling=request.frames)
         for kind, used in (("image", modality.image), ("video", modality.video)):
@@ -243,10 +274,11 @@ class Engine:
                 run.media = [item for item in run.media if item.kind != kind]
                 run.warnings.append(f"{len(dropped)} {kind}{'s' * (len(dropped) > 1)} left out of the prompt.")
         run.warnings += [f"{item.name}: {note}" for item in run.media for note in item.notes]
+        run.owner = self._owner(run)
         span["items"] = len(run.media)
         span["frames"] = sum(item.n_frames for item in run.media)
 
-    def _preprocess(self, run: _Run, span: dict[str, Any]) -> Prompt:
+    def _preprocess(self, run: Run, span: dict[str, Any]) -> Prompt:
         prompt = self._build_prompt(run.request, run.media)
         limit = getattr(self._structure.text_config, "max_position_embeddings", None)
         if limit is not None and prompt.length + run.request.sampling.max_new_tokens > limit:
@@ -263,69 +295,67 @@ class Engine:
     def _build_prompt(self, request: RunRequest, media: list[Media]) -> Prompt:
         return build_prompt(request, media, self.checkpoint.processor, self.checkpoint.device)
 
-    def _look_up(self, run: _Run, prompt: Prompt, span: dict[str, Any]) -> _Found:
-        """Find each image and frame group of the prompt in the encoder cache."""
-        span["enabled"] = run.config.cache.encoder
-        if not run.config.cache.encoder:
-            return _Found({}, {}, False)
-        config = run.config.precision
-        setting = f"{self.checkpoint.digest}:{self.checkpoint.dtype}:{config.vision}:{config.projector}"
-        found = _Found({}, {}, True)
-        hits, reused_bytes, saved_s = 0, 0, 0.0
-        for item in prompt.in_prompt_order():
-            for group in range(item.groups):
-                key = EncoderCache.key(item.group_pixels(group), (1, *item.grid[1:]), setting)
-                found.keys[item.index, group] = key
-                entry = self._cache.get(key)
-                if entry is not None:
-                    found.features[item.index, group] = entry[0]
-                    hits += 1
-                    reused_bytes += entry[0].nbytes
-                    saved_s += entry[1]
-        run.cache = CacheStats(queries=len(found.keys), hits=hits, bytes=reused_bytes, saved_s=saved_s)
-        span["queries"], span["hits"] = run.cache.queries, hits
-        return found
+    def _owner(self, run: Run) -> Owner | None:
+        """Who owns what this run leaves in the caches and may find there."""
+        cache = run.config.cache
+        if not (cache.encoder or cache.prefix):
+            return None
+        public = cache.scope == GLOBAL and are_bundled(run.request.media)
+        if cache.scope == GLOBAL and not public:
+            run.warnings.append("cache.scope=global is for bundled samples alone: the tenant's own caches were used.")
+        resource = fingerprint([item.digest for item in run.media])
+        owner = run.request.scope.owner(cache.scope, resource, public=public)
+        if owner is None:
+            run.warnings.append(f"Nothing was cached: cache.scope={cache.scope}, but the request names none.")
+        return owner
 
-    def _encode(self, prompt: Prompt, found: _Found, span: dict[str, Any]) -> dict[int, Features]:
-        """Features of every item by its index. What was found is reused, the rest goes through the tower."""
-        features: dict[int, Features] = {}
-        encoded_patches = 0
-        if not found.enabled:
-            # All images in one call and all videos in another, exactly as transformers' forward pass does.
-            for items in (prompt.images, prompt.videos):
-                if items:
-                    for item, encoded in zip(items, encode_items(self._structure, items), strict=True):
-                        features[item.index] = encoded
-                        encoded_patches += item.pixels.shape[0]
-        else:
-            for item in prompt.in_prompt_order():
-                encoded_patches += self._encode_missing(item, found)
-                features[item.index] = join([found.features[item.index, group] for group in range(item.groups)])
-        span["encoded_patches"] = encoded_patches
-        span["visual_tokens"] = sum(item.pooled.shape[0] for item in features.values())
-        return features
+    def _find_prefix(self, run: Run, prompt: Prompt, span: dict[str, Any]) -> None:
+        """Look for the beginning of the prompt in the prefix cache, before its media are encoded."""
+        run.prefix = self._prefix_stage(run, prompt)
+        span["enabled"] = run.prefix is not None
+        if run.prefix is not None:
+            run.held.callback(run.prefix.close)
+            run.planned = run.prefix.look_up(span)
 
-    def _encode_missing(self, item: VisualItem, found: _Found) -> int:
-        """Encode the groups of one item that the cache did not have, equal ones once; returns patches encoded."""
-        first_of_key: dict[str, int] = {}
-        for group in range(item.groups):
-            if (item.index, group) not in found.features:
-                first_of_key.setdefault(found.keys[item.index, group], group)
-        if not first_of_key:
-            return 0
-        start_s = time.perf_counter()
-        encoded = encode_groups(self._structure, item, list(first_of_key.values()))
-        synchronise(self.checkpoint.device)
-        cost_s = (time.perf_counter() - start_s) / len(encoded)
-        by_key = dict(zip(first_of_key, encoded, strict=True))
-        for key, features in by_key.items():
-            self._cache.put(key, features, cost_s)
-        for group in range(item.groups):
-            if (item.index, group) not in found.features:
-                found.features[item.index, group] = by_key[found.keys[item.index, group]]
-        return len(encoded) * item.grid[1] * item.grid[2]
+    def _prefix_stage(self, run: Run, prompt: Prompt) -> PrefixStage | None:
+        """The prefix cache for this prompt; None where it is off."""
+        if not run.config.cache.prefix:
+            return None
+        refused = refusal(run.config)
+        run.warnings += [refused] if refused else []
+        if refused or run.owner is None:
+            return None
+        return PrefixStage(
+            self._prefixes,
+            self._structure,
+            run.config,
+            run.owner,
+            f"{self.checkpoint.digest}:{self.checkpoint.dtype}:{self.checkpoint.device}",
+            prompt,
+            seed=run.request.sampling.seed,
+            temporal_patch=self._temporal_patch,
+            # What becomes of the KV cache may go by the attention of the prompt's last rows, which must then be run.
+            least_rows=run.kv.queries_read,
+        )
 
-    def _prune(self, run: _Run, prompt: Prompt, features: dict[int, Features], span: dict[str, Any]) -> Sequence:
+    def _find_pruned_prefix(self, run: Run, span: dict[str, Any]) -> None:
+        """Look for the beginning of the prompt once it is known what is kept of its media."""
+        assert run.prefix is not None
+        assert run.pruning is not None
+        assert run.pruning.report is not None
+        run.prefix.look_again(run.pruning.report, span)
+
+    def _keep_prefix(self, run: Run) -> None:
+        """Leave the prompt and its answer in the prefix cache."""
+        if run.prefix is None or run.decoder is None:
+            return
+        tracer = run.tracer
+        encode_s, prefill_s = tracer.seconds("vision encode", "prune"), tracer.seconds("prefill")
+        with tracer.span("prefix-cache store") as span, torch.inference_mode():
+            # The last token was never run.
+            run.prefix.keep(run.decoder, run.tokens[:-1], span, prefill_s=prefill_s, encode_s=encode_s)
+
+    def _prune(self, run: Run, prompt: Prompt, features: dict[int, Features], span: dict[str, Any]) -> Sequence:
         sequence = build_sequence(
             self._structure,
             prompt,
@@ -340,22 +370,37 @@ class Engine:
             temporal_patch=self._temporal_patch,
             seed=run.request.sampling.seed,
             text=embed_question(self._structure, prompt),
+            adaptation=run.adaptation,
         )
         entering = run.pruning.enter()
         span |= run.pruning.attributes()
         return entering
 
-    def _prefill(self, run: _Run, sequence: Sequence, sampler: Sampler, span: dict[str, Any]) -> int:
-        assert run.pruning is not None
-        run.decoder = Decoder(self._structure, run.pruning.cut(run.experts.narrow))
+    def _prefill(self, run: Run, sequence: Sequence | None, sampler: Sampler, span: dict[str, Any]) -> int:
+        """Run the prompt, or what the prefix cache did not have of it; `sequence` is None if nothing was encoded."""
+        run.decoder = Decoder(self._structure, run.pruning.cut(run.narrow) if run.pruning else None)
+        if run.prefix is not None:
+            run.prefix.resume(run.decoder)
+            sequence = run.prefix.tail(sequence)
+            span["cached_tokens"] = run.prefix.stats.tokens
+        assert sequence is not None
         span["tokens"] = sequence.length
         span["visual_tokens"] = sequence.visual_tokens
         run.experts.begin(sequence.visual[0])
+        run.attention.begin(sequence.visual[0])
+        # Compression looks at every row of the cache, those found in the prefix cache too.
+        run.kv.begin(run.prefix.visual(sequence.visual.device) if run.prefix else sequence.visual[0])
         logits = run.decoder.prefill(sequence)
-        span |= run.pruning.inside_attributes()
+        if run.prefix is not None:
+            run.prefix.prefilled(run.decoder)
+        span |= (run.pruning.inside_attributes() if run.pruning else {}) | run.attention.attributes()
         return sampler.draw(logits)
 
-    def _decode(self, run: _Run, token: int, sampler: Sampler) -> Iterator[Event]:
+    def _compress_kv(self, run: Run, span: dict[str, Any]) -> None:
+        assert run.decoder is not None
+        span |= run.kv.compress(run.decoder.cache)
+
+    def _decode(self, run: Run, token: int, sampler: Sampler) -> Iterator[Event]:
         """From the first token on: detokenise, hand it out, run the model for the next, until the answer ends."""
         assert run.decoder is not None
         tracer, detokeniser = run.tracer, Detokeniser(self.checkpoint.tokenizer)
@@ -379,87 +424,45 @@ class Engine:
             with tracer.span("decode", token=len(run.tokens) + 1), torch.inference_mode():
                 token = sampler.draw(run.decoder.step(token))
 
-    def _warm_up(self, request: RunRequest, config: CompressionConfig, experts: ExpertStage) -> Iterator[Event]:
+    def _warm_up(
+        self,
+        request: RunRequest,
+        config: CompressionConfig,
+        experts: ExpertStage,
+        attention: AttentionStage,
+        kv: KVStage,
+    ) -> Iterator[Event]:
         """Run shapes that this engine has not yet seen once, untimed, touching no cache and no counter."""
         plain = replace(config, cache=CacheConfig())
-        # The same request again has the same shapes: no need to decode its media once more to find that out.
-        asked = (
-            plain.fingerprint(),
-            request.question,
-            request.history,
-            request.frames,
-            *map(_file_state, request.media),
-        )
+        asked = warm.request_key(request, plain)
         if asked in self._warm:
             return
-        run = _Run(request, plain, experts, Tracer(lambda: None))
+        run = Run(request, plain, experts, attention, kv, Tracer(lambda: None))
         with torch.inference_mode():
             self._decode_media(run, {})
             prompt = self._preprocess(run, {})
-        signature = (plain.fingerprint(), *prompt.shape_signature())
-        if signature in self._warm:
-            self._remember(asked)
+        shape = warm.shape_key(prompt, plain)
+        if shape in self._warm:
+            self._warm.add(asked)
             return
+        if config.cache.prefix:
+            # The whole prompt's shapes are not what will run, and would take as long as the cache saves.
+            ahead = replace(run, config=config, owner=self._owner(replace(run, config=config)))
+            if (cached := self._prefix_stage(ahead, prompt)) is not None and cached.has_media():
+                return
         yield StageStarted("warming up")
         with torch.inference_mode():
-            features = self._encode(prompt, _Found({}, {}, False), {})
+            features = self._encoding.encode(run, prompt, Found({}, {}, False), {})
             token = self._prefill(run, self._prune(run, prompt, features, {}), Sampler(request.sampling), {})
             assert run.decoder is not None
+            if config.kv.active:
+                self._compress_kv(run, {})
             run.decoder.step(token)
-        self._remember(asked)
-        self._remember(signature)
-
-    def _remember(self, key: tuple[Any, ...]) -> None:
-        if len(self._warm) >= _WARM_SHAPES:
-            self._warm.clear()
-        self._warm.add(key)
-
-    def _result(self, run: _Run, trace: Any, meter: PeakMeter, prepare_s: float) -> RunResult:
-        peak_bytes = meter.peak_bytes()
-        tokens = run.tokens
-        times_s = run.token_times_s
-        answer_tokens = [token for token in tokens if token not in self._stop]
-        pruned = run.pruning.report if run.pruning else None
-        report = pruned or PruneReport(None, run.config.pruning.keep_ratio, 0, 0)
-        return RunResult(
-            answer=str(self.checkpoint.tokenizer.decode(answer_tokens, skip_special_tokens=True)),
-            tokens=tuple(tokens),
-            finish_reason=run.finish_reason,
-            prompt_tokens=run.prompt_tokens,
-            visual_tokens=report.tokens_after,
-            ttft_s=times_s[0] if times_s else None,
-            tpot_s=(times_s[-1] - times_s[0]) / (len(times_s) - 1) if len(times_s) > 1 else None,
-            trace=trace,
-            prune_report=report,
-            cache_stats=CacheReport(run={LEVEL: run.cache}, total=self.cache_totals()),
-            expert_report=run.experts.report(),
-            memory=MemoryReport(
-                peak_bytes=peak_bytes,
-                peak_source=meter.source,
-                weights=self._pool.weights(run.config.precision),
-                kv_cache_bytes=cache_bytes(run.decoder.cache) if run.decoder else 0,
-            ),
-            warnings=(*run.warnings, *report.notes),
-            config=run.config,
-            model=self.checkpoint.name,
-            device=describe_device(self.checkpoint.device),
-            prepare_s=prepare_s,
-        )
+        self._warm.add(asked, shape)
 
 
-def _file_state(path: Path) -> tuple[str, int, int]:
-    """Changes when the file does; a file that is not there is left for the decoder to speak of."""
-    try:
-        state = path.stat()
-    except OSError:
-        return str(path), 0, 0
-    return str(path), state.st_mtime_ns, state.st_size
-
-
-@dataclass
-class _Found:
-    """What the encoder cache had, by (item, frame group)."""
-
-    features: dict[tuple[int, int], Features]
-    keys: dict[tuple[int, int], str]
-    enabled: bool
+def _settled(config: CompressionConfig, adaptation: Adaptation | None) -> CompressionConfig:
+    """The settings with the keep ratio that the device was found to need."""
+    if adaptation is None:
+        return config
+    return replace(config, pruning=replace(config.pruning, keep_ratio=adaptation.used, adaptive=False))

@@ -47,8 +47,12 @@ def cache_bytes(cache: Any) -> int:
     """Bytes of every tensor that a transformers cache holds: keys, values, and states of linear attention."""
     tensors = {}
     for layer in cache.layers:
-        for value in vars(layer).values():
-            for tensor in value if isinstance(value, list | tuple) else [value]:
+        # A layer in blocks holds its tensors in parts and names them itself.
+        held = layer.tensors() if hasattr(layer, "tensors") else vars(layer).values()
+        for value in held:
+            # Linear attention keeps its states by number.
+            parts = value.values() if isinstance(value, dict) else value
+            for tensor in parts if isinstance(value, list | tuple | dict) else [value]:
                 if isinstance(tensor, Tensor):
                     tensors[tensor.data_ptr()] = tensor.nbytes
     return sum(tensors.values())

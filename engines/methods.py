@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from engines.config import check_settings, type_name
+from engines.settings import check_settings, type_name
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engines.cache.scope import Scope
 from engines.config import CompressionConfig, SamplingConfig
 from engines.experts.calibration import Calibration
 from engines.media import FrameSampling, Media, MediaLimits
+from engines.reports import (
+    AttentionReport,
+    CacheReport,
+    ExpertReport,
+    KVReport,
+    MemoryReport,
+    PrecisionReport,
+    PruneReport,
+    VisionReport,
+)
 from engines.trace import Span, Trace
 
 if TYPE_CHECKING:
@@ -45,150 +56,8 @@ class RunRequest:
     """Run new shapes once untimed first, so that no first-use cost is charged to the run."""
     cancel: ThreadEvent | None = field(default=None, compare=False)
     """Set from another thread, it ends the run at the next layer, with what was answered until then."""
-
-
-@dataclass(frozen=True)
-class FramePruning:
-    """Which visual tokens of one image, or of one frame group of a video, were kept.
-
-    The grid is row by row: cell (row, column) is at `row * columns + column`.
-    """
-
-    item: int
-    """Index of the image or video among the media that the run used, as `MediaReady` lists them."""
-    name: str
-    kind: str
-    frames: tuple[int, ...]
-    """Indices of the sampled frames that the group holds; (0,) for an image."""
-    timestamp_s: float | None
-    rows: int
-    columns: int
-    scores: tuple[float, ...] | None
-    """The method's own score per cell, higher is kept sooner. None where the method ran no scoring."""
-    kept: tuple[bool, ...]
-
-
-@dataclass(frozen=True)
-class PruneReport:
-    """What pruning did to the whole prompt. Ratios are 0-1."""
-
-    method: str | None
-    asked_keep_ratio: float
-    tokens_before: int
-    tokens_after: int
-    frames: tuple[FramePruning, ...] = ()
-    layer: int | None = None
-    """The layer of the language model, counted from 1, after which tokens were dropped; None: before the first."""
-    notes: tuple[str, ...] = ()
-    """What was done otherwise than asked, a sentence each; among the result's warnings too."""
-
-    @property
-    def achieved_keep_ratio(self) -> float | None:
-        return self.tokens_after / self.tokens_before if self.tokens_before else None
-
-
-@dataclass(frozen=True)
-class CacheStats:
-    """Counters of one cache level. `saved_s` adds the measured cold cost of every entry that was hit."""
-
-    queries: int = 0
-    hits: int = 0
-    bytes: int = 0
-    """Bytes reused (of a run) or held (in total)."""
-    entries: int = 0
-    evictions: int = 0
-    saved_s: float = 0.0
-
-    @property
-    def hit_rate(self) -> float | None:
-        return self.hits / self.queries if self.queries else None
-
-
-@dataclass(frozen=True)
-class CacheReport:
-    """Per level: what this run asked of it, and its state since the engine started."""
-
-    run: dict[str, CacheStats]
-    total: dict[str, CacheStats]
-
-
-@dataclass(frozen=True)
-class PairCounts:
-    """The (token, expert) pairs of one kind of token, by MoE layer.
-
-    Skipped are those that the checkpoint's own top-k would have computed for the same tokens.
-    """
-
-    computed: tuple[int, ...]
-    skipped: tuple[int, ...]
-
-    @property
-    def total_computed(self) -> int:
-        return sum(self.computed)
-
-    @property
-    def total(self) -> int:
-        return self.total_computed + sum(self.skipped)
-
-    @property
-    def skipped_share(self) -> float | None:
-        """0-1; None where the run had no token of this kind."""
-        return sum(self.skipped) / self.total if self.total else None
-
-
-@dataclass(frozen=True)
-class ExpertReport:
-    """Expert use of one run. A pair is one (token, expert) product; `layers` holds loads as pair counts.
-
-    `pairs_full` is what the checkpoint's own top-k would have computed for the same tokens.
-    """
-
-    top_k: int
-    own_top_k: int
-    experts: int
-    pairs_computed: int
-    pairs_full: int
-    layers: tuple[tuple[int, ...], ...]
-    method: str
-    """Which method skipped pairs among the `top_k`; `off` where none did."""
-    calibrated: bool | None
-    """Whether the method used what was measured of this checkpoint; None where it has no use for that."""
-    text: PairCounts
-    visual: PairCounts
-
-    @property
-    def skipped_share(self) -> float | None:
-        """Of all pairs, 0-1; None where nothing ran."""
-        return 1.0 - self.pairs_computed / self.pairs_full if self.pairs_full else None
-
-
-@dataclass(frozen=True)
-class PartWeights:
-    """Where the bytes of one part of the model are: measured from the tensors in use, by number format."""
-
-    part: str
-    precision: str
-    bytes_by_dtype: dict[str, int]
-    kernel: str
-    """Which matrix kernel multiplies these weights."""
-
-    @property
-    def total_bytes(self) -> int:
-        return sum(self.bytes_by_dtype.values())
-
-
-@dataclass(frozen=True)
-class MemoryReport:
-    """Bytes. `peak_bytes` is None where this platform cannot measure it; `peak_source` says how or why not."""
-
-    peak_bytes: int | None
-    peak_source: str
-    weights: tuple[PartWeights, ...]
-    kv_cache_bytes: int
-
-    @property
-    def weight_bytes(self) -> int:
-        return sum(part.total_bytes for part in self.weights)
+    scope: Scope = field(default_factory=Scope)
+    """Whose run it is, as far as the caches are concerned."""
 
 
 @dataclass(frozen=True)
@@ -218,6 +87,14 @@ class RunResult:
     device: str
     prepare_s: float
     """Seconds spent before the clock: converting weights and warming up."""
+    vision_report: VisionReport | None = None
+    """None where no image or video was encoded."""
+    attention_report: AttentionReport | None = None
+    """None where the cross-modal mask was off."""
+    kv_report: KVReport | None = None
+    """None where the KV cache was left plain."""
+    precision_report: PrecisionReport | None = None
+    """None from an engine that does not say."""
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -229,6 +106,23 @@ class RunResult:
         values = dataclasses.asdict(self)
         values["prune_report"]["achieved_keep_ratio"] = self.prune_report.achieved_keep_ratio
         values["tokens_per_s"] = self.tokens_per_s
+        for scope in ("run", "total"):
+            for level, stats in getattr(self.cache_stats, scope).items():
+                values["cache_stats"][scope][level]["hit_rate"] = stats.hit_rate
+        if self.vision_report is not None:
+            values["vision_report"]["achieved_keep_ratio"] = self.vision_report.achieved_keep_ratio
+            for written, frame in zip(
+                values["vision_report"]["fidelity"] or (), self.vision_report.fidelity or (), strict=True
+            ):
+                written |= {"mean_similarity": frame.mean_similarity, "mean_overlap": frame.mean_overlap}
+        if self.precision_report is not None:
+            values["precision_report"]["added_share"] = self.precision_report.added_share
+        if self.kv_report is not None:
+            kv = self.kv_report
+            values["kv_report"] |= {"plain_bytes": kv.plain_bytes, "bytes": kv.bytes, "share": kv.share}
+        if self.attention_report is not None:
+            for kind in ("text", "visual"):
+                values["attention_report"][kind]["share"] = getattr(self.attention_report, kind).share
         if self.expert_report is not None:
             values["expert_report"]["skipped_share"] = self.expert_report.skipped_share
             for kind in ("text", "visual"):
@@ -307,6 +201,8 @@ class Capabilities:
     calibration: Calibration | None = None
     """What was measured of this checkpoint's experts, if anything."""
     others: tuple[Capability, ...] = ()
+    tower_layers: int = 0
+    """The last layer of the vision tower, counted from 1, after which it can be reduced; 0: it cannot be."""
 
     def all(self) -> tuple[Capability, ...]:
         return self.precisions + self.pruning + self.skipping + self.others

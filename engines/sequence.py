@@ -52,7 +52,7 @@ class Sequence:
 
 def build_sequence(structure: Structure, prompt: Prompt, images: Items[Features], videos: Items[Features]) -> Sequence:
     """Put the features in the places that the processor left for them, as transformers' forward pass does."""
-    core, ids, inputs = structure.core, prompt.input_ids, prompt.inputs
+    core, ids = structure.core, prompt.input_ids
     embeddings = core.get_input_embeddings()(ids)
     masks = {}
     for kind, token, features in (
@@ -67,17 +67,36 @@ def build_sequence(structure: Structure, prompt: Prompt, images: Items[Features]
     visual = torch.zeros_like(ids, dtype=torch.bool)
     for mask in masks.values():
         visual = visual | mask
-    positions, _ = core.get_rope_index(
-        ids,
-        mm_token_type_ids=inputs["mm_token_type_ids"],
-        image_grid_thw=inputs.get("image_grid_thw"),
-        video_grid_thw=inputs.get("video_grid_thw"),
-    )
+    positions = prompt_positions(structure, prompt)
     return Sequence(
         embeddings=embeddings,
         positions=positions,
         visual=visual,
         deepstack=_join_deepstack(masks, visual, images, videos),
+        next_position=int(positions.max()) + 1,
+    )
+
+
+def prompt_positions(structure: Structure, prompt: Prompt) -> Tensor:
+    """(3, 1, length): the M-RoPE positions of the unpruned prompt, which need no features."""
+    inputs = prompt.inputs
+    positions, _ = structure.core.get_rope_index(
+        prompt.input_ids,
+        mm_token_type_ids=inputs["mm_token_type_ids"],
+        image_grid_thw=inputs.get("image_grid_thw"),
+        video_grid_thw=inputs.get("video_grid_thw"),
+    )
+    return positions
+
+
+def text_after(structure: Structure, prompt: Prompt, positions: Tensor, start: int) -> Sequence:
+    """The prompt from `start` on, where it is text alone; `positions` (3, 1, length) are those of the whole prompt."""
+    ids = prompt.input_ids[:, start:]
+    return Sequence(
+        embeddings=structure.core.get_input_embeddings()(ids),
+        positions=positions[:, :, start:],
+        visual=torch.zeros_like(ids, dtype=torch.bool),
+        deepstack=(),
         next_position=int(positions.max()) + 1,
     )
 

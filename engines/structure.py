@@ -7,18 +7,19 @@ router beside fused 3-D expert weights, a mixture of experts.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engines.config import PARTS
 from engines.results import EngineError
-
-PARTS = ("vision", "projector", "language", "experts")
 
 
 @dataclass(frozen=True)
@@ -74,12 +75,34 @@ class Structure:
         The last row's attention must be there to be read, which linear attention does not have; every deepstack
         feature must have been added; and a layer must follow.
         """
-        layers = self.language_model.layers
+        last = len(self.language_model.layers)
+        return tuple(number for number in self.attention_layers if max(1, self.deepstack_layers) <= number < last)
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """Layers of the language model, counted from 1, that have full attention."""
         return tuple(
             number
-            for number in range(max(1, self.deepstack_layers), len(layers))
-            if hasattr(getattr(layers[number - 1], "self_attn", None), "q_norm")
+            for number, layer in enumerate(self.language_model.layers, start=1)
+            if hasattr(getattr(layer, "self_attn", None), "q_norm")
         )
+
+    @property
+    def tower_layers(self) -> tuple[int, ...]:
+        """Layers of the vision tower, counted from 1, after which `TowerCut` can take units out: all but the last."""
+        blocks = getattr(self.visual, "blocks", [])
+        can = all(hasattr(getattr(block, "attn", None), "qkv") for block in blocks)
+        return tuple(range(1, len(blocks))) if can else ()
+
+    @property
+    def quantised(self) -> str:
+        """How the checkpoint's own weights are quantised, such as fp8, awq or gptq; empty when they are not."""
+        return quantisation_of(self.config)
+
+    @property
+    def tied_head(self) -> bool:
+        """Whether the output head's weights are the table of input embeddings."""
+        return self.lm_head.weight is self.core.get_input_embeddings().weight
 
     def slots(self, part: str) -> list[Slot]:
         """The matrix products of one part. Routers, norms and embeddings are in none."""
@@ -117,11 +140,12 @@ class LayerCut:
     """Takes rows out of a prompt between two layers of the language model.
 
     After `layer`, counted from 1, `choose` is given the attention (length,) that each row received there from the
-    last one, averaged over the heads, and says as bool (length,) which rows go on; None lets all go on. The layers
-    up to `layer` compute and cache every row, the later ones only those.
+    last one, averaged over the heads, and the rows (length, hidden) as they left it, and says as bool (length,)
+    which rows go on; None lets all go on. The layers up to `layer` compute and cache every row, the later ones only
+    those.
     """
 
-    def __init__(self, structure: Structure, layer: int, choose: Callable[[Tensor], Tensor | None]) -> None:
+    def __init__(self, structure: Structure, layer: int, choose: Callable[[Tensor, Tensor], Tensor | None]) -> None:
         layers = structure.language_model.layers
         self._attention, self._later = layers[layer - 1].self_attn, layers[layer:]
         self._choose = choose
@@ -160,7 +184,7 @@ class LayerCut:
         self._query = output[:, -1:].transpose(1, 2)
 
     def _cut_rows(self, _layer: Any, inputs: tuple[Tensor, ...], named: dict[str, Any]) -> Any:
-        keep = self._choose(self._received(named))
+        keep = self._choose(self._received(named), inputs[0][0])
         if keep is None:
             return None
         self._rows = keep.nonzero().flatten()
@@ -199,6 +223,126 @@ class LayerCut:
         return (inputs, named | {"attention_mask": mask[..., self._dropped :]}) if mask is not None else None
 
 
+class TowerCut:
+    """Takes merge units out of the vision tower between two of its layers, and puts them back before every merger.
+
+    After `layer`, counted from 1, `assign` is asked image by image, or frame group by frame group: it is given the
+    keys (units, patches x head size), averaged over the heads, and the units (units, patches x hidden) as they
+    entered and as they left the layer, and says (units,) which of them goes on for each; -1 for nobody. Units with
+    the same one go on as their mean, at its place.
+
+    A unit alone comes out as the later layers computed it. One of several has what it had itself, plus the change
+    of their mean since then; one without anybody has what it had itself.
+    """
+
+    def __init__(self, structure: Structure, layer: int, assign: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        blocks = structure.visual.blocks
+        self._block, self._later = blocks[layer - 1], blocks[layer:]
+        self._mergers, self._assign = structure.mergers, assign
+        self._patches = structure.merge_size**2
+        self._keys: Tensor | None = None
+        self._entered: Tensor | None = None
+        self._groups: _Groups | None = None
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """While open, one forward pass of the tower is cut."""
+        handles = [
+            self._block.attn.qkv.register_forward_hook(self._keep_keys),
+            self._block.register_forward_pre_hook(self._keep_entered),
+            self._later[0].register_forward_pre_hook(self._cut, with_kwargs=True),
+            *(block.register_forward_pre_hook(self._cut_named, with_kwargs=True) for block in self._later),
+            *(merger.register_forward_pre_hook(self._restore) for merger in self._mergers),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _units(self, rows: Tensor) -> Tensor:
+        """(patches, size) -> (units, patches of one x size): the patches of a unit follow one another."""
+        return rows.reshape(-1, self._patches * rows.shape[-1])
+
+    def _keep_keys(self, _module: Any, _inputs: Any, output: Tensor) -> None:
+        heads = self._block.attn.num_heads
+        self._keys = self._units(output.unflatten(-1, (3, heads, -1))[:, 1].float().mean(dim=1))
+
+    def _keep_entered(self, _block: Any, inputs: tuple[Tensor, ...]) -> None:
+        self._entered = self._units(inputs[0])
+
+    def _cut(self, _block: Any, inputs: tuple[Tensor, ...], named: dict[str, Any]) -> Any:
+        hidden, *others = inputs
+        assert self._keys is not None
+        assert self._entered is not None
+        own, owners, kept = self._units(hidden), [], [0]
+        for start, end in itertools.pairwise((named["cu_seqlens"] // self._patches).tolist()):
+            owner = self._assign(self._keys[start:end], self._entered[start:end], own[start:end])
+            kept.append(int((owner == _places(owner)).sum()))
+            owners.append(torch.where(owner < 0, owner, owner + start))
+        self._keys = self._entered = None
+        self._groups = _Groups.of(own, torch.cat(owners), kept)
+        return (self._groups.mean.view(-1, hidden.shape[-1]), *others), named
+
+    def _cut_named(self, _block: Any, inputs: Any, named: dict[str, Any]) -> Any:
+        assert self._groups is not None
+        rows = self._groups.goes_on.repeat_interleave(self._patches)
+        sizes = torch.tensor(self._groups.kept) * self._patches
+        cut = {
+            "cu_seqlens": sizes.cumsum(0).to(named["cu_seqlens"]),
+            "position_embeddings": tuple(part[rows] for part in named["position_embeddings"]),
+        }
+        if named.get("max_seqlen") is not None:
+            cut["max_seqlen"] = int(sizes.max())
+        return inputs, named | cut
+
+    def _restore(self, _merger: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        if self._groups is None:  # a deepstack feature from before the cut
+            return None
+        hidden, *others = inputs
+        return (self._groups.restore(self._units(hidden)).view(-1, hidden.shape[-1]), *others)
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """The units of one forward pass of the tower, (units, patches x hidden), and which go on together."""
+
+    own: Tensor
+    """As they were when the tower was cut."""
+    goes_on: Tensor
+    """(units,) bool."""
+    group: Tensor
+    """(units,): which of those that go on stands for each; -1 for none."""
+    mean: Tensor
+    """(groups, patches x hidden): what goes on."""
+    alone: Tensor
+    """(groups,) bool: groups of a single unit."""
+    kept: list[int]
+    """0, then how many go on of each image or frame group."""
+
+    @classmethod
+    def of(cls, own: Tensor, owner: Tensor, kept: list[int]) -> Self:
+        goes_on = owner == _places(owner)
+        group = torch.where(owner < 0, owner, (goes_on.cumsum(0) - 1)[owner])
+        # Bags of members in a fixed order: adding by index is not the same in every run on a GPU.
+        ordered, members = group.sort(stable=True)
+        members = members[ordered >= 0]
+        sizes = torch.bincount(group[members], minlength=sum(kept))
+        mean = F.embedding_bag(members, own.float(), sizes.cumsum(0) - sizes, mode="mean").to(own.dtype)
+        return cls(own, goes_on, group, mean, sizes == 1, kept)
+
+    def restore(self, now: Tensor) -> Tensor:
+        """(groups, patches x hidden) as a later layer left them -> every unit."""
+        group = self.group.clamp_min(0)
+        moved = (self.own.float() + (now.float() - self.mean.float())[group]).to(now.dtype)
+        grouped = torch.where(self.alone[group][:, None], now[group], moved)
+        return torch.where((self.group < 0)[:, None], self.own, grouped)
+
+
+def _places(of: Tensor) -> Tensor:
+    return torch.arange(len(of), device=of.device)
+
+
 def _find_core(model: nn.Module) -> Any:
     for module in model.modules():
         children = dict(module.named_children())
@@ -235,6 +379,14 @@ def _tensors(module: nn.Module | None) -> Iterator[Tensor]:
     if module is not None:
         yield from module.parameters()
         yield from module.buffers()
+
+
+def quantisation_of(config: Any) -> str:
+    """The method of a configuration whose weights are stored quantised: fp8, awq, gptq, compressed-tensors, ..."""
+    described = getattr(config, "quantization_config", None) or {}
+    method = described.get("quant_method") if isinstance(described, dict) else getattr(described, "quant_method", None)
+    # transformers has its known methods as an enumeration of texts.
+    return str(getattr(method, "value", method) or "") if described else ""
 
 
 def synchronise(device: torch.device) -> None:

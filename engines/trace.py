@@ -12,12 +12,15 @@ from typing import Any
 STAGES = (
     "decode media",
     "preprocess",
+    "prefix-cache lookup",
     "encoder-cache lookup",
     "vision encode",
     "prune",
     "prefill",
+    "compress KV",
     "decode",
     "detokenise",
+    "prefix-cache store",
 )
 
 
@@ -113,6 +116,10 @@ class Tracer:
         finally:
             self._open.pop()
             self._spans.append(Span(name, start_s, self.now_s(), parent, attributes))
+
+    def seconds(self, *names: str) -> float:
+        """In the spans of these names that have closed."""
+        return sum(span.duration_s for span in self._spans if span.name in names)
 
     @property
     def last(self) -> Span:

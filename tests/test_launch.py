@@ -136,6 +136,7 @@ def test_check_says_what_works_and_why_not() -> None:
         (["--host", "203.0.113.7"], 2, "Cannot listen on 203.0.113.7"),
         (["--auth", "nobody"], 2, "USER:PASSWORD"),
         (["--max-upload-mb", "0"], 2, "must be at least 1"),
+        (["--prefix-cache-mb", "0"], 2, "must be at least 1"),
         (["--api-keys", "/no/such/keys"], 2, "The key file /no/such/keys cannot be read"),
         (["--api-keys", str(ROOT / "pyproject.toml")], 2, "Line 1 of the key file"),
         (["--no-api", "--api-keys", "keys"], 2, "--no-api and --api-keys exclude each other"),

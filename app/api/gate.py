@@ -62,7 +62,7 @@ class Gate:
         """Whose request it is, by its `Authorization` and `Host` headers; ApiError if it is not let in."""
         if self.closed:
             raise ApiError(403, self.closed, code="endpoint_off")
-        if self.this_machine_only and not is_loopback(_host_name(host)):
+        if self.this_machine_only and not names_loopback(host):
             # A web page whose name was made to point here could otherwise speak to the endpoint through a
             # visitor's browser (DNS rebinding).
             raise ApiError(
@@ -130,9 +130,9 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _host_name(header: str | None) -> str:
-    """The name in a Host header, without its port."""
+def names_loopback(header: str | None) -> bool:
+    """Whether a Host header, with or without a port, names this machine itself."""
     try:
-        return urlsplit(f"//{header or ''}").hostname or ""
+        return is_loopback(urlsplit(f"//{header or ''}").hostname or "")
     except ValueError:
-        return ""
+        return False

@@ -137,13 +137,15 @@ class _Caches(Collector):
 
     def collect(self) -> Iterator[Metric]:
         levels = self._engine.cache_totals()
-        encoder = levels.get("encoder")
-        if encoder is not None:
-            for name, value in (("queries", encoder.queries), ("hits", encoder.hits)):
-                family = CounterMetricFamily(
-                    f"vllm:mm_cache_{name}", f"Encoder cache {name}, in images and frame groups.", labels=[LABEL]
-                )
-                family.add_metric([self._model_name], value)
+        for level, called, unit in (
+            ("encoder", "vllm:mm_cache", "images and frame groups"),
+            ("prefix", "vllm:prefix_cache", "tokens of prompts before pruning"),
+        ):
+            stats = levels.get(level)
+            for name in ("queries", "hits") if stats is not None else ():
+                about = f"{level.capitalize()} cache {name}, in {unit}."
+                family = CounterMetricFamily(f"{called}_{name}", about, labels=[LABEL])
+                family.add_metric([self._model_name], getattr(stats, name))
                 yield family
         held = GaugeMetricFamily("workbench_cache_bytes", "Held by a cache.", labels=[LABEL, "level"])
         evictions = CounterMetricFamily(

@@ -56,16 +56,28 @@ class Reply:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def _report(self, result: RunResult) -> dict[str, Any]:
-        return {"workbench": result.to_dict()} if self.return_trace else {}
+        if not self.return_trace:
+            return {}
+        report = result.to_dict()
+        # What all tenants together did is for the metrics.
+        del report["cache_stats"]["total"]
+        return {"workbench": report}
 
 
-def usage(result: RunResult) -> dict[str, int]:
-    """Tokens of the prompt before pruning, and of the answer with the one that ended it.
-
-    Nothing is said of cached tokens: the engine reuses encoded pictures, not prompt tokens.
+def usage(result: RunResult) -> dict[str, Any]:
+    """Tokens of the prompt before pruning, those of them that were not prefilled again, and of the answer with the one
+    that ended it. An engine without a prefix cache says nothing of cached tokens: absent is unknown.
     """
     prompt, answer = result.prompt_tokens, len(result.tokens)
-    return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+    counted: dict[str, Any] = {
+        "prompt_tokens": prompt,
+        "completion_tokens": answer,
+        "total_tokens": prompt + answer,
+    }
+    prefix = result.cache_stats.run.get("prefix")
+    if prefix is not None:
+        counted["prompt_tokens_details"] = {"cached_tokens": prefix.tokens}
+    return counted
 
 
 def encode(content: dict[str, Any]) -> bytes:

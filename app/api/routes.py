@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, Mount, Route
 
+from app import tenants
 from app.api import reply
 from app.api.conversation import read_conversation
 from app.api.errors import ApiError, bad_request, queue_full, server_error, too_large
@@ -116,7 +117,7 @@ class Endpoint:
                 return Response(status_code=GONE)
             context = self._context(request)
             folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="workbench-api-")))
-            asked, run, config = await asyncio.to_thread(self._prepare, body, folder)
+            asked, run, config = await asyncio.to_thread(self._prepare, body, folder, tenant)
             del body
             job = Job(self.engine, place, run, config, self.metrics.waited, held.pop_all())
         job.start(context)
@@ -130,7 +131,7 @@ class Endpoint:
                 gone.cancel()
                 job.cancel()
 
-    def _prepare(self, body: bytes, folder: Path) -> tuple[ChatRequest, RunRequest, CompressionConfig]:
+    def _prepare(self, body: bytes, folder: Path, tenant: str) -> tuple[ChatRequest, RunRequest, CompressionConfig]:
         """Check everything that can be checked before the engine is free. Runs in a thread: bodies are large."""
         asked = parse(body)
         self._check_model(asked.model)
@@ -148,6 +149,13 @@ class Endpoint:
             limits=self.limits,
             warm_up=False,  # an answer is wanted here, not a clean measurement
             cancel=threading.Event(),
+            scope=tenants.of_caller(
+                tenant,
+                asked.user,
+                asked.prompt_cache_key,
+                asked.resource,
+                this_machine_only=self.gate.this_machine_only,
+            ),
         )
         return asked, run, config
 

@@ -84,11 +84,17 @@ class ChatRequest(BaseModel):
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
+    user: str | None = Field(None, max_length=256)
+    """The caller's own user, with cache.scope=user."""
+    prompt_cache_key: str | None = Field(None, max_length=256)
+    """The caller's own session, with cache.scope=session."""
 
     # Ours, for openai's client in `extra_body`.
     compression: dict[str, Any] | None = None
     """{"settings": ["pruning.keep_ratio=0.5", ...]}, or a CompressionConfig as nested objects."""
     return_trace: bool | None = False
+    resource: str | None = Field(None, max_length=256)
+    """The caller's own name of what is asked about, with cache.scope=resource."""
 
     @property
     def include_usage(self) -> bool:

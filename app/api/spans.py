@@ -124,15 +124,12 @@ class Stage:
 def stages(result: RunResult) -> Iterator[Stage]:
     """The stages of a run; those that come once a token are drawn together into one decode."""
     steps = [span for span in result.trace.spans if span.name in PER_TOKEN]
-    for span in result.trace.spans:
-        if span.name not in PER_TOKEN:
-            yield Stage(span.name, span)
+    drawn = [span for span in result.trace.spans if span.name not in PER_TOKEN]
     if steps:
         summed = {f"{name}_s": result.trace.stage_s(name) for name in PER_TOKEN}
-        yield Stage(
-            "decode",
-            Span("decode", steps[0].start_s, steps[-1].end_s, None, {"tokens": len(result.tokens), **summed}),
-        )
+        drawn.append(Span("decode", steps[0].start_s, steps[-1].end_s, None, {"tokens": len(result.tokens), **summed}))
+    for span in sorted(drawn, key=lambda span: span.start_s):
+        yield Stage(span.name, span)
 
 
 def _measured(result: RunResult) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from app.session import Session
 from app.words import escape, plural, seconds
 from engines.config import SamplingConfig
 from engines.media import SUFFIXES, FrameSampling, Media, MediaError, MediaLimits, load_media
+from engines.presets import Facts
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class AskPanel:
                 self.leave = gr.Button("Leave queue", elem_id="leave", visible=False, scale=1, min_width=90)
             self.examples = ExamplesPanel(samples, is_demo, session, self.files, self.question)
             self._draw_sampling()
-        self.files.change(
+        self.previewed = self.files.change(
             self.show_preview,
             inputs=[session, self.files, *self.frames],
             outputs=self.preview,
@@ -111,36 +112,45 @@ class AskPanel:
                 value=1,
                 step=1,
                 label="Repeats",
-                info="Pairs of runs, in alternating order; times and ratios are then medians. With the encoder cache "
-                "on, later runs find the media encoded.",
+                info="Pairs of runs, in alternating order; times and ratios are then medians. With a cache on, "
+                "later runs find what the first left in it.",
                 elem_id="repeats",
             )
 
     def show_preview(self, session: Session, files: Sequence[str] | None, *frames: Any) -> str:
         """What was decoded from each file, or the sentence that says why it can't be used."""
+        session.facts = ()
         if not files:
             return NO_MEDIA
         try:
             sampling = frame_sampling(*frames)
         except ValueError as error:
             return f'<p class="wrong">{escape(str(error))}</p>'
-        tiles = "".join(self._tile(Path(file), sampling) for file in files)
+        tiles, facts = "", []
+        for file in files:
+            tile, media = self._tile(Path(file), sampling)
+            tiles += tile
+            facts += [Facts.of(media)] if media is not None else []
+        session.facts = tuple(facts)
         example = session.example_in(files)
         hint = UNKNOWN if example is not None and example.answer is None else ""
         return f'<div class="strip">{tiles}</div>{hint}'
 
-    def _tile(self, path: Path, sampling: FrameSampling) -> str:
+    def _tile(self, path: Path, sampling: FrameSampling) -> tuple[str, Media | None]:
+        """The tile of a file, and what was decoded of it if it could be."""
         try:
             media = load_media(path, limits=self.limits, sampling=sampling)
         except MediaError as error:
-            return f'<figure class="tile bad"><figcaption role="alert">{escape(str(error))}</figcaption></figure>'
+            said = f'<figure class="tile bad"><figcaption role="alert">{escape(str(error))}</figcaption></figure>'
+            return said, None
         except Exception:
             log.exception("A file could not be shown")
-            return (
+            said = (
                 f'<figure class="tile bad"><figcaption>{escape(path.name)} could not be shown; the server log has the'
                 " details.</figcaption></figure>"
             )
-        return media_tile(media)
+            return said, None
+        return media_tile(media), media
 
 
 def media_tile(media: Media) -> str:

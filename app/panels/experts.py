@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
 from app import plots
+from app.panels.curve import CurvePanel
 from app.plots.figure import SIDE_NAMES
 from app.session import Session
 from app.words import count, escape, percent
 from engines.compare import SIDES, Side
 from engines.config import OFF
-from engines.results import ExpertReport
+from engines.reports import ExpertReport
 
 EMPTY = '<p class="empty">After a run: how much each expert was used, and how many pairs were skipped.</p>'
 DENSE = '<p class="empty">This model is dense: it has no experts, so there is nothing to skip or to show.</p>'
@@ -21,7 +23,7 @@ DENSE = '<p class="empty">This model is dense: it has no experts, so there is no
 class ExpertsPanel:
     """`update` fills it after a run; its own control redraws it from the visitor's session."""
 
-    def __init__(self, session: gr.State, has_experts: bool) -> None:
+    def __init__(self, session: gr.State, has_experts: bool, samples: Path) -> None:
         with gr.Column(elem_id="experts", elem_classes="card"):
             gr.HTML("<h2>How the experts were used</h2>", elem_classes="card-title")
             self.text = gr.HTML(EMPTY if has_experts else DENSE, elem_id="experts-text")
@@ -35,6 +37,7 @@ class ExpertsPanel:
                 self.plot = gr.Plot(show_label=False, container=False, elem_id="experts-plot")
             with gr.Accordion("As a table", open=False, visible=False, elem_classes="inner") as self.fold:
                 self.table = gr.HTML()
+            self.curve = CurvePanel(session, has_experts, samples)
         drawn = [self.plot, self.table]
         self.outputs: list[gr.blocks.Block] = [self.text, self.body, self.fold, self.side, *drawn]
         self.side.input(

@@ -10,7 +10,8 @@ from app import plots
 from app.plots.heatmap import VIEWS
 from app.session import Session
 from app.words import count, escape, percent, seconds
-from engines.results import FramePruning, PruneReport
+from engines.reports import FramePruning, PruneReport
+from engines.results import RunResult
 
 EMPTY = '<p class="empty">After a run with an image or a video: which visual tokens the compressed side kept.</p>'
 NO_VISUAL = '<p class="empty">The compressed run saw no image or video, so there are no visual tokens to show.</p>'
@@ -65,7 +66,7 @@ class HeatmapPanel:
         first = min(items)
         names = [(f"{place}. {name}", item) for place, (item, name) in enumerate(sorted(items.items()), start=1)]
         return [
-            count_html(report),
+            count_html(report) + attention_html(session.sides["compressed"].result),
             gr.update(visible=True),
             gr.update(visible=True),
             gr.update(choices=names, value=first, visible=len(items) > 1),
@@ -115,12 +116,28 @@ def count_html(report: PruneReport) -> str:
         why = f" The method {escape(report.method)} gives no scores, so kept and dropped cells are shown."
     if report.layer is not None:
         why += f" Pruned after layer {report.layer} of the language model; the layers up to it saw every token."
+    if report.adaptation is not None:
+        why += f" {escape(report.adaptation.sentence)}"
     asked = f", asked for {percent(report.asked_keep_ratio)}" if report.method is not None else ""
     return (
         f'<p id="kept-count" data-kept="{report.tokens_after}" data-total="{report.tokens_before}"><b>Kept'
         f" {count(report.tokens_after)} of {count(report.tokens_before)} visual tokens"
         f" ({percent(report.achieved_keep_ratio)})</b>{asked}.{why}</p>"
     )
+
+
+def attention_html(result: RunResult | None) -> str:
+    """What the cross-modal mask kept, where it was on."""
+    report = result.attention_report if result is not None else None
+    if report is None:
+        return ""
+    parts = [
+        f"{percent(pairs.share)} of the pairs of a {one} token with a {other} one"
+        for pairs, one, other in ((report.text, "text", "visual"), (report.visual, "visual", "text"))
+        if pairs.share is not None
+    ]
+    kept = " and ".join(parts) or "no pairs, since there were none"
+    return f'<p id="cross-modal">Cross-modal mask: attention used {kept}, over all heads, layers and steps.</p>'
 
 
 def detail_html(frame: FramePruning) -> str:

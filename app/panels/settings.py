@@ -6,20 +6,26 @@ from collections.abc import Sequence
 from typing import Any
 
 import gradio as gr
+from gradio.events import Dependency
 
 from app import controls
-from app.controls import EXPERTS, METHOD, PRECISION, Control
+from app.controls import EXPERTS, KV, METHOD, PRECISION, VISION, Control
+from app.panels.presets import PresetLine
 from app.words import escape
-from engines.config import CompressionConfig
+from engines.config import PARTS, CompressionConfig
 from engines.experts import describe_methods as describe_skipping
 from engines.pruning import describe_methods as describe_pruning
 from engines.results import Capabilities
+from engines.vision import describe_methods as describe_vision
 
 MIXED = "mixed"
 GROUPS = {
     "pruning": "Visual tokens",
+    "attention": "Attention",
+    "vision": "Vision tower",
     "experts": "Experts",
     "precision": "Precision",
+    "kv": "KV cache",
     "modality": "Media",
     "cache": "Cache",
 }
@@ -29,7 +35,11 @@ class SettingsPanel:
     """Draws every control and knows how to read them. `inputs` are the components, in the order of `controls`."""
 
     def __init__(self, capabilities: Capabilities) -> None:
-        self.methods = {"pruning": describe_pruning(), EXPERTS: describe_skipping(capabilities.calibration)}
+        self.methods = {
+            "pruning": describe_pruning(),
+            VISION: describe_vision(),
+            EXPERTS: describe_skipping(capabilities.calibration),
+        }
         self.controls = controls.make_controls(capabilities, self.methods)
         self.inputs: list[gr.components.Component] = []
         self._start = controls.to_values(self.controls, controls.recommended())
@@ -39,10 +49,14 @@ class SettingsPanel:
             with gr.Row(elem_classes="buttons"):
                 recommended = gr.Button("Recommended", size="sm", elem_id="recommended", min_width=100)
                 full = gr.Button("Reset to full", size="sm", elem_id="reset", min_width=100)
-            for section, title in GROUPS.items():
-                gr.HTML(f"<h3>{title}</h3>", elem_classes="group-title")
+            self.preset = PresetLine()
+            # In the order of the controls, which is the order in which the components' values come back.
+            for section in dict.fromkeys(control.path[0] for control in self.controls):
+                gr.HTML(f"<h3>{GROUPS[section]}</h3>", elem_classes="group-title")
                 if section == PRECISION:
                     self._draw_precision()
+                elif section == KV:
+                    self._draw_kv()
                 else:
                     self._draw_section(section)
 
@@ -75,6 +89,18 @@ class SettingsPanel:
                 api_visibility="private",
             )
 
+    def connect_presets(self, session: gr.State, ready: Dependency) -> None:
+        """Show the preset for the visitor's media when `ready`, and let it be taken."""
+        ready.then(
+            self.preset.update,
+            inputs=session,
+            outputs=self.preset.outputs,
+            queue=False,
+            show_progress="hidden",
+            api_visibility="private",
+        )
+        self.preset.connect(session, self.inputs, [*self.inputs, self._all], self.config, self._show)
+
     def config(self, values: Sequence[Any]) -> CompressionConfig:
         """The configuration shown; ValueError with a sentence where it cannot be used."""
         return controls.to_config(self.controls, values)
@@ -96,9 +122,20 @@ class SettingsPanel:
             if control.path[0] == section:
                 self.inputs.append(self._draw(control, value))
 
+    def _draw_kv(self) -> None:
+        """The bits, and the rest folded away."""
+        bits, *others = [
+            (control, value) for control, value in zip(self.controls, self._start, strict=True) if control.path[0] == KV
+        ]
+        self.inputs.append(self._draw(*bits))
+        with gr.Accordion("Blocks, and which tokens stay", open=False, elem_classes="inner"):
+            self.inputs += [self._draw(control, value) for control, value in others]
+
     def _draw_precision(self) -> None:
-        parts = [control for control in self.controls if control.path[0] == PRECISION]
-        values = [value for control, value in zip(self.controls, self._start, strict=True) if control in parts]
+        mine = [control for control in self.controls if control.path[0] == PRECISION]
+        shown = dict(zip(self.controls, self._start, strict=True))
+        parts, others = ([one for one in mine if (one.path[1] in PARTS) is is_part] for is_part in (True, False))
+        values = [shown[control] for control in parts]
         shared = [choice for choice in parts[0].choices if all(choice in part.choices for part in parts)]
         missing = {reason for part in parts if (reason := part.help.partition(" is not available: ")[2])}
         self._all = gr.Dropdown(
@@ -111,7 +148,8 @@ class SettingsPanel:
         )
         with gr.Accordion("Part by part", open=False, elem_classes="inner"):
             drawn = [self._draw(control, value) for control, value in zip(parts, values, strict=True)]
-        self.inputs += drawn
+        with gr.Accordion("int8 and int4", open=False, elem_classes="inner"):
+            self.inputs += [*drawn, *(self._draw(control, shown[control]) for control in others)]
         # `input` and not `change`: only what the visitor chooses may set the others, or the two would chase each other.
         self._all.input(
             lambda choice: [gr.skip()] * len(drawn) if choice == MIXED else [choice] * len(drawn),
@@ -166,7 +204,7 @@ class SettingsPanel:
         return [gr.update(info=self._method_help(self._method(section), name)), *updates]
 
     def _show(self, config: CompressionConfig) -> list[Any]:
-        return [*controls.to_values(self.controls, config), _common(list(vars(config.precision).values()))]
+        return [*controls.to_values(self.controls, config), _common(list(config.precision.parts.values()))]
 
 
 def _common(values: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 
 from app.plots.figure import FAINT, blank_layout
 from app.words import MISSING, count, percent
-from engines.results import ExpertReport
+from engines.reports import ExpertReport
 
 # Yellow-green and violet, as at the two ends of viridis: they differ in lightness too.
 KIND_COLOURS = {"visual": "#5dc863", "text": "#6a5acd"}

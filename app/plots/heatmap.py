@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from app.plots.figure import GREY, blank_layout
 from app.words import escape
-from engines.results import FramePruning
+from engines.reports import FramePruning
 
 View = Literal["score", "kept"]
 VIEWS: tuple[View, View] = ("score", "kept")

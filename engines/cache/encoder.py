@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 from cachetools import LRUCache
 from torch import Tensor
 
-from engines.results import CacheStats
+from engines.reports import CacheStats
 
 LEVEL = "encoder"
 
@@ -31,6 +30,7 @@ class Features:
 class _Entry:
     features: Features
     cost_s: float
+    tenant: str
 
 
 class _CountingLRU(LRUCache[str, _Entry]):
@@ -49,14 +49,8 @@ class EncoderCache:
     def __init__(self, capacity_bytes: int) -> None:
         self._entries = _CountingLRU(capacity_bytes, getsizeof=lambda entry: entry.features.nbytes)
         self._queries = self._hits = 0
+        self._tokens = 0
         self._saved_s = 0.0
-
-    @staticmethod
-    def key(pixels: Tensor, grid: tuple[int, int, int], setting: str) -> str:
-        """SHA-256 over the pixels as the tower sees them, their grid, and whatever else changes the features."""
-        digest = hashlib.sha256(f"{setting}:{grid}:{pixels.dtype}".encode())
-        digest.update(pixels.contiguous().cpu().numpy().tobytes())
-        return digest.hexdigest()
 
     def get(self, key: str) -> tuple[Features, float] | None:
         """The features and the seconds that encoding them once cost, or None."""
@@ -65,21 +59,22 @@ class EncoderCache:
         if entry is None:
             return None
         self._hits += 1
+        self._tokens += len(entry.features.pooled)
         self._saved_s += entry.cost_s
         return entry.features, entry.cost_s
 
-    def put(self, key: str, features: Features, cost_s: float) -> bool:
+    def put(self, key: str, features: Features, cost_s: float, tenant: str = "") -> bool:
         """Keep a copy; False if it is larger than the whole cache."""
         if features.nbytes > self._entries.maxsize:
             return False
         # A slice of a batch would keep the whole batch alive beyond the byte budget.
         own = Features(features.pooled.clone(), tuple(tensor.clone() for tensor in features.deepstack))
-        self._entries[key] = _Entry(own, cost_s)
+        self._entries[key] = _Entry(own, cost_s, tenant)
         return True
 
-    def clear(self) -> None:
-        """Forget the entries. Counters go on: they say what happened since the start."""
-        for key in list(self._entries):
+    def clear(self, tenant: str | None = None) -> None:
+        """Forget the entries of one tenant, or all. Counters go on: they say what happened since the start."""
+        for key in [key for key, entry in self._entries.items() if tenant is None or entry.tenant == tenant]:
             del self._entries[key]
 
     def stats(self) -> CacheStats:
@@ -90,4 +85,5 @@ class EncoderCache:
             entries=len(self._entries),
             evictions=self._entries.evictions,
             saved_s=self._saved_s,
+            tokens=self._tokens,
         )

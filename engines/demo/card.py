@@ -121,7 +121,8 @@ def _weak(found: Report) -> str:
 
 def _command(folder: Path, recipe: dict, started: list[int]) -> str:
     command = f"python -m engines.demo.train --out {folder} --steps {recipe['steps']} --seed {recipe['seed']}"
-    sittings = "".join(f", stopped at step {step:,} and gone on with `--start-from`" for step in started[1:])
+    stops = ", ".join(f"{step:,}" for step in started[1:])
+    sittings = f", stopped at steps {stops} and each time gone on with `--start-from`" if stops else ""
     return f"`{command} --workers {recipe['workers']} --learning-rate {recipe['learning_rate']}`{sittings}"
 
 

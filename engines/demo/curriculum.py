@@ -14,11 +14,19 @@ from engines.demo.scenes import LEVEL_NAMES, LEVELS, Scene, draw_size, make_scen
 
 @dataclass(frozen=True)
 class Phase:
-    """Up to a step: the share of the steps that each level gets, and whether the vision tower learns alone."""
+    """Up to a step: the share of the steps that each level gets, and whether the vision tower learns alone.
+
+    The tower alone bears a higher learning rate: the language model stood still at it.
+    """
 
     until: int
     levels: dict[str, float]
     tower_alone: bool = False
+
+    @property
+    def rate(self) -> float:
+        """Share of the highest learning rate."""
+        return 1.0 if self.tower_alone else 0.5
 
 
 # Few small objects first: binding a colour to a shape is learned there, and carries over to crowded scenes; the other

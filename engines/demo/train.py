@@ -48,10 +48,10 @@ DEFAULT_STATE = Path.home() / ".cache" / "qwen-vl-moe-workbench" / "demo-trainin
 class Recipe:
     """All that decides the outcome."""
 
-    steps: int = 4_450
+    steps: int = 10_600
     seed: int = 0
     workers: int = 1
-    learning_rate: float = 1.5e-3
+    learning_rate: float = 1.2e-3
     warmup_steps: int = 150
     cooldown: float = 0.3  # share of the schedule, at its end, over which the rate falls to zero
     weight_decay: float = 0.05
@@ -98,12 +98,12 @@ class Trainer:
         return self.step < self.recipe.tower_steps or (phase.tower_alone and phase is not CURRICULUM[0])
 
     def learning_rate(self) -> float:
-        """Warm-up, constant, then linear to zero, by steps. The language model's start is warmed up too."""
+        """Warm-up, the phase's rate, at last linear to zero, by steps. The language model's start is warmed up too."""
         begun = self.started[-1] if self.tower_alone else max(self.started[-1], self.recipe.tower_steps)
         since = self.step - begun
         warm = min(1.0, (since + 1) / max(1, self.recipe.warmup_steps))
         left = (1 - self.step / self.recipe.steps) / self.recipe.cooldown
-        return self.recipe.learning_rate * warm * min(1.0, max(left, 0.02))
+        return self.recipe.learning_rate * phase_of(self.step).rate * warm * min(1.0, max(left, 0.02))
 
     def draw_lesson(self) -> Lesson:
         """This worker's share of the current step's scenes, with questions."""

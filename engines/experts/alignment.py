@@ -3,8 +3,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engines.config import setting
 from engines.experts.base import Routing, Skipper, keep_first
+from engines.settings import setting
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class AlignmentConfidence(Skipper):
     label = "Alignment confidence"
     help = "Visual tokens close to a word of the prompt use all their experts, the others only the best one."
     source = "Alignment-confidence routing: cross-modal embedding distance decides how many experts a token gets."
+    strengths = ({"kappa": 75.0}, {"kappa": 50.0}, {"kappa": 25.0}, {"kappa": 0.0})
 
     kappa: float = setting(
         30.0,

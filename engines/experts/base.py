@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -105,6 +106,8 @@ class Skipper(Method):
     section = "experts"
     calibrated: ClassVar[bool] = False
     """Whether it works better with what `launch.py calibrate experts` measures."""
+    strengths: ClassVar[tuple[Mapping[str, float], ...]] = ()
+    """Options by which it skips from little to much, for the curve of speed against share skipped."""
 
     @abstractmethod
     def keep(self, routing: Routing) -> Tensor:

@@ -3,8 +3,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engines.config import setting
 from engines.experts.base import Routing, Skipper, keep_first
+from engines.settings import setting
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class EntropyAdaptive(Skipper):
     label = "Entropy-adaptive top-k"
     help = "The more clearly a token matches one token of the other modality, the fewer experts it uses."
     source = "Entropy-adaptive top-k: 1, 2 or 4 experts at bounds of 0.8 and 1.6 nats, scaled to the checkpoint's k."
+    strengths = tuple({"lower_bound": bound, "upper_bound": 2 * bound} for bound in (0.4, 0.8, 1.6, 3.2))
 
     lower_bound: float = setting(
         0.8,

@@ -3,8 +3,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engines.config import setting
 from engines.experts.base import Routing, Skipper
+from engines.settings import setting
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class ModalityThresholds(Skipper):
         "does not renormalise."
     )
     calibrated = True
+    strengths = tuple({"visual_threshold": low, "text_threshold": low} for low in (0.05, 0.1, 0.15, 0.25, 0.5))
 
     visual_threshold: float = setting(
         0.15,

@@ -3,8 +3,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engines.config import setting
 from engines.experts.base import Routing, Skipper
+from engines.settings import setting
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,7 @@ class Random(Skipper):
     label = "Random"
     help = "A seeded random choice: the baseline that every other method must beat."
     source = "Control."
+    strengths = ({"skip": 0.25}, {"skip": 0.5}, {"skip": 0.75}, {"skip": 0.88})
 
     skip: float = setting(
         0.5,

@@ -16,7 +16,7 @@ from engines.experts.calibration import Calibration
 from engines.experts.kernel import only_kept_pairs
 from engines.experts.load import ExpertLoad
 from engines.experts.top_k import lower_top_k
-from engines.results import ExpertReport, PairCounts
+from engines.reports import ExpertReport, PairCounts
 from engines.structure import MoeLayer, Structure
 
 

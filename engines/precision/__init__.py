@@ -6,6 +6,7 @@ import torch
 
 from engines.precision.base import Precision
 from engines.precision.cast import Cast
+from engines.precision.int4 import Int4
 from engines.precision.int8 import Int8
 
 METHODS: dict[str, Precision] = {
@@ -13,8 +14,22 @@ METHODS: dict[str, Precision] = {
     for method in (
         Cast("fp32", "32-bit float", torch.float32),
         Cast("bf16", "bfloat16", torch.bfloat16),
+        Cast("fp16", "16-bit float", torch.float16),
         Int8(),
+        Int4(),
     )
 }
 
-__all__ = ["METHODS", "Precision"]
+__all__ = ["METHODS", "Precision", "why_not"]
+
+
+def why_not(name: str, device: torch.device, quantised: str = "") -> str:
+    """Why weights cannot be converted to this precision, in a sentence; empty when they can, or need not be.
+
+    `quantised` says how the checkpoint's own weights are quantised, if they are: those are not converted again.
+    """
+    if name not in METHODS:
+        return ""
+    if quantised:
+        return f"This checkpoint is quantised already ({quantised}) and runs as it is."
+    return METHODS[name].unavailable(device)

@@ -1,4 +1,4 @@
-"""fp32 and bf16: the weights are cast once, the products run in that format."""
+"""fp32, bf16 and fp16: the weights are cast once, the products run in that format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engines.precision.base import Precision, is_fused_experts, weight_of
+from engines.precision.base import Conversion, Precision, is_fused_experts, weight_of
 
 
 class Cast(Precision):
@@ -26,17 +26,24 @@ class Cast(Precision):
         return ""
 
     def kernel(self, device: torch.device) -> str:
-        return f"{self.name} matmul of PyTorch on {device.type}"
+        slow = self.dtype is torch.float16 and device.type == "cpu" and not _has_fp16_units()
+        return f"{self.name} matmul of PyTorch on {device.type}" + (
+            ", slow: this CPU has no fp16 units" if slow else ""
+        )
 
     def is_own(self, module: nn.Module) -> bool:
         return weight_of(module).dtype is self.dtype
 
-    def convert(self, module: nn.Module) -> nn.Module:
+    def convert(self, module: nn.Module, how: Conversion) -> nn.Module:
         if is_fused_experts(module):
             return CastExperts(module, self.dtype)
         if isinstance(module, nn.Conv3d):
             return CastPatchEmbedding(module, self.dtype)
         return CastLinear(module, self.dtype)  # type: ignore[arg-type]
+
+
+def _has_fp16_units() -> bool:
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
 class CastLinear(nn.Module):

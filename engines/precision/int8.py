@@ -1,4 +1,5 @@
-"""int8: weights with one scale per output channel, activations quantised per token as they come (W8A8, dynamic).
+"""int8: weights with one scale per output channel. Many rows are quantised per token as they come (W8A8, dynamic) and
+multiplied in whole numbers; few rows stay in bf16 (weight-only), and so do very many where the CPU has bf16 tiles.
 
 Symmetric round-to-nearest on both sides, products accumulated in int32: the scheme of LLM.int8 (arXiv 2208.07339)
 without its outlier split. Fused expert tensors are quantised too, per expert and output channel.
@@ -6,22 +7,35 @@ without its outlier split. Fused expert tensors are quantised too, per expert an
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from engines.precision.base import Precision, is_fused_experts, weight_of
+from engines.precision.base import Conversion, Precision, has_bf16_tiles, is_fused_experts, weight_of
+from engines.precision.layers import (
+    Activations,
+    QuantisedExperts,
+    QuantisedLinear,
+    QuantisedMatrix,
+    QuantisedPatchEmbedding,
+    quantise_rows,
+)
 
 # torch._int_mm on CUDA wants more than 16 rows.
 _CUDA_ROWS = 32
+# Up to so many rows the weight-only kernel is as quick as quantising them first, or quicker.
+FEW_ROWS = 4
+# Above so many rows bf16 tiles are quicker than bytes; int8 weights are exact in bf16.
+MANY_ROWS = 256
+# Shares of the largest weight of a row at which it may be clipped, where a calibration says what that costs.
+CLIPS = (1.0, 0.95, 0.9, 0.85)
 
 
 class Int8(Precision):
-    """8-bit weights and 8-bit activations."""
+    """8-bit weights; 8-bit activations for many rows."""
 
     name = "int8"
-    label = "int8 weights, int8 activations"
+    label = "int8 weights"
+    quantises = True
 
     def unavailable(self, device: torch.device) -> str:
         if device.type not in ("cpu", "cuda"):
@@ -31,99 +45,92 @@ class Int8(Precision):
         return ""
 
     def kernel(self, device: torch.device) -> str:
-        return f"torch._int_mm on {device.type}, dynamic per-token int8 activations"
+        many = f"torch._int_mm on {device.type}, dynamic per-token int8 activations"
+        if device.type != "cpu":
+            return many
+        tiles = f", and above {MANY_ROWS} rows unpacked to bf16 matmul" if has_bf16_tiles() else ""
+        return f"_weight_int8pack_mm with bf16 activations up to {FEW_ROWS} rows, above that {many}{tiles}"
 
     def is_own(self, module: nn.Module) -> bool:
         return weight_of(module).dtype is torch.int8
 
-    def convert(self, module: nn.Module) -> nn.Module:
+    def convert(self, module: nn.Module, how: Conversion) -> nn.Module:
+        inputs, inner = (how.moments.inputs, how.moments.inner) if how.moments else (None, None)
         if is_fused_experts(module):
-            return Int8Experts(module)
+            gate_up = Int8Matrix(module.gate_up_proj, how, inputs)  # type: ignore[arg-type]
+            down = Int8Matrix(module.down_proj, how, inner)  # type: ignore[arg-type]
+            return QuantisedExperts(gate_up, down, module, how)
+        weight: Tensor = module.weight.flatten(1)  # type: ignore[operator]
+        matrix = Int8Matrix(weight, how, inputs)
         if isinstance(module, nn.Conv3d):
-            return Int8PatchEmbedding(module)
-        return Int8Linear(module.weight, module.bias)  # type: ignore[arg-type]
+            return QuantisedPatchEmbedding(matrix, module, how)
+        return QuantisedLinear(matrix, weight, module.bias, how)  # type: ignore[arg-type]
 
 
-def quantise_rows(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Symmetric int8 with one scale for each row of the last dimension.
+def clipped_rows(weight: Tensor, moments: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Weights (out, in) as int8 with float32 scales (out, 1).
 
-    (..., n) -> int8 (..., n) and float32 scales (..., 1); a row of zeros gets scale 1 and stays zero.
+    With the inputs' moments (in,), each row's scale is the one of `CLIPS` with the least error of the output.
     """
-    values = values.float()
-    peak = values.abs().amax(dim=-1, keepdim=True)
-    scales = torch.where(peak > 0, peak / 127.0, torch.ones_like(peak))
-    return (values / scales).round_().to(torch.int8), scales
+    best, best_scales = quantise_rows(weight)
+    if moments is None:
+        return best, best_scales
+    weight = weight.float()
+    least = ((best * best_scales - weight).square() * moments).sum(dim=-1, keepdim=True)
+    full = best_scales
+    for clip in CLIPS[1:]:
+        scales = full * clip
+        tried = (weight / scales).round_().clamp_(-127, 127)
+        error = ((tried * scales - weight).square() * moments).sum(dim=-1, keepdim=True)
+        better = error < least
+        least = torch.where(better, error, least)
+        best = torch.where(better, tried.to(torch.int8), best)
+        best_scales = torch.where(better, scales, best_scales)
+    return best, best_scales
 
 
-def int8_matmul(inputs: Tensor, weight: Tensor, weight_scales: Tensor) -> Tensor:
-    """inputs (rows, in) times weight int8 (out, in) transposed, in float32 (rows, out); scales are (out,)."""
-    quantised, scales = quantise_rows(inputs)
-    rows = quantised.shape[0]
-    if quantised.device.type == "cuda" and rows < _CUDA_ROWS:
-        quantised = torch.nn.functional.pad(quantised, (0, 0, 0, _CUDA_ROWS - rows))
-    product = torch._int_mm(quantised, weight.t())[:rows]
-    return product.float().mul_(scales).mul_(weight_scales)
+class Int8Matrix(QuantisedMatrix):
+    """Weights (..., out, in) as int8 and one float32 scale for each row."""
 
-
-class Int8Linear(nn.Module):
-    """A linear layer with int8 weights; input and output keep their own float format."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__()
-        quantised, scales = quantise_rows(weight.detach())
+    def __init__(self, weight: Tensor, how: Conversion, moments: Tensor | None = None) -> None:
+        super().__init__(how)
+        if weight.ndim == 2:
+            quantised, scales = clipped_rows(weight.detach(), moments)
+        else:
+            # Expert by expert: the whole tensor in float32 would need several times its own room.
+            quantised = torch.empty_like(weight, dtype=torch.int8)
+            scales = torch.empty(*weight.shape[:2], 1, device=weight.device)
+            for expert, one in enumerate(weight.detach()):
+                seen = moments[expert] if moments is not None and moments.ndim == 2 else moments
+                quantised[expert], scales[expert] = clipped_rows(one, seen)
         self.weight = nn.Buffer(quantised)
-        self.scales = nn.Buffer(scales[:, 0])
-        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        self.scales = nn.Buffer(scales[..., 0].contiguous())
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        rows = inputs.reshape(-1, inputs.shape[-1])
-        out = int8_matmul(rows, self.weight, self.scales)
-        if self.bias is not None:
-            out += self.bias
-        return out.to(inputs.dtype).view(*inputs.shape[:-1], -1)
+    def product(self, inputs: Activations, expert: int | None = None) -> Tensor:
+        weight, scales = (self.weight, self.scales) if expert is None else (self.weight[expert], self.scales[expert])
+        if len(inputs) <= FEW_ROWS and weight.device.type == "cpu" and weight.shape[1] % 32 == 0:
+            self.kernels["_weight_int8pack_mm"] += 1
+            # The scales are applied in float32 afterwards: the kernel would round them to bf16.
+            ones = torch.ones(weight.shape[0], dtype=torch.bfloat16)
+            out = torch.ops.aten._weight_int8pack_mm(inputs.rows.to(torch.bfloat16), weight, ones)
+            return out.float().mul_(scales)
+        if len(inputs) > MANY_ROWS and weight.device.type == "cpu" and has_bf16_tiles():
+            self.kernels["unpacked to bf16, bf16 matmul"] += 1
+            out = inputs.rows.to(torch.bfloat16) @ weight.to(torch.bfloat16).t()
+            return out.float().mul_(scales)
+        self.kernels["_int_mm"] += 1
+        rows, row_scales = inputs.quantised(127)
+        return int8_matmul(rows, row_scales, weight, scales)
+
+    def dequantised(self, expert: int | None = None) -> Tensor:
+        weight, scales = (self.weight, self.scales) if expert is None else (self.weight[expert], self.scales[expert])
+        return weight.float() * scales[:, None]
 
 
-class Int8PatchEmbedding(nn.Module):
-    """The tower's first convolution, which covers each patch exactly once and so is a matrix product."""
-
-    def __init__(self, convolution: nn.Conv3d) -> None:
-        super().__init__()
-        self.linear = Int8Linear(convolution.weight.flatten(1), convolution.bias)
-        # The tower casts its pixels to the format of `proj.weight`; this empty tensor keeps that format.
-        self.weight = nn.Buffer(torch.empty(0, dtype=convolution.weight.dtype, device=convolution.weight.device))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.linear(inputs.flatten(1))
-
-
-class Int8Experts(nn.Module):
-    """Fused experts with int8 weights: for each expert in use, its rows are gathered and multiplied."""
-
-    def __init__(self, experts: Any) -> None:
-        super().__init__()
-        gate_up, gate_up_scales = quantise_rows(experts.gate_up_proj.detach())
-        down, down_scales = quantise_rows(experts.down_proj.detach())
-        self.gate_up_proj, self.gate_up_scales = nn.Buffer(gate_up), nn.Buffer(gate_up_scales[..., 0])
-        self.down_proj, self.down_scales = nn.Buffer(down), nn.Buffer(down_scales[..., 0])
-        self.num_experts = experts.num_experts
-        self.apply_gate = experts._apply_gate
-
-    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """hidden_states (tokens, hidden), top_k_index and top_k_weights (tokens, k) -> (tokens, hidden)."""
-        top_k = top_k_index.shape[1]
-        expert_of_pair, pairs = top_k_index.reshape(-1).sort(stable=True)
-        rows = pairs // top_k
-        weights = top_k_weights.reshape(-1)[pairs].float()
-        counts = torch.bincount(expert_of_pair, minlength=self.num_experts).tolist()
-        out = torch.zeros(hidden_states.shape, dtype=torch.float32, device=hidden_states.device)
-        start = 0
-        for expert, count in enumerate(counts[: self.num_experts]):
-            if count == 0:
-                continue
-            chosen = rows[start : start + count]
-            gate_up = int8_matmul(hidden_states[chosen], self.gate_up_proj[expert], self.gate_up_scales[expert])
-            inner = self.apply_gate(gate_up)
-            down = int8_matmul(inner, self.down_proj[expert], self.down_scales[expert])
-            out.index_add_(0, chosen, down * weights[start : start + count, None])
-            start += count
-        return out.to(hidden_states.dtype)
+def int8_matmul(rows: Tensor, row_scales: Tensor, weight: Tensor, weight_scales: Tensor) -> Tensor:
+    """rows int8 (n, in) times weight int8 (out, in) transposed: float32 (n, out). Scales are (n, 1) and (out,)."""
+    count = rows.shape[0]
+    if rows.device.type == "cuda" and count < _CUDA_ROWS:
+        rows = torch.nn.functional.pad(rows, (0, 0, 0, _CUDA_ROWS - count))
+    product = torch._int_mm(rows, weight.t())[:count]
+    return product.float().mul_(row_scales).mul_(weight_scales)

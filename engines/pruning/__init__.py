@@ -9,6 +9,7 @@ from engines import methods
 from engines.methods import MethodDescription
 from engines.pruning.attention import AttentionReceived
 from engines.pruning.base import Selection, Selector, Visual
+from engines.pruning.dual_threshold import DualThreshold
 from engines.pruning.max_min import MaxMinDiversity
 from engines.pruning.mmr import MaximalMarginalRelevance
 from engines.pruning.norm import L2Norm
@@ -22,6 +23,7 @@ METHODS = methods.registry(
     MaxMinDiversity,
     ConditionalDiversity,
     AttentionReceived,
+    DualThreshold,
     TemporalChange,
     L2Norm,
     Uniform,

@@ -1,7 +1,7 @@
 from dataclasses import dataclass
 
-from engines.config import setting
 from engines.pruning.base import Selection, Selector, Visual, select_top
+from engines.settings import setting
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,8 @@ class Visual:
     """
 
     embeddings: Tensor
-    """(tokens, hidden): as they would enter the language model, the groups one after the other."""
+    """(tokens, hidden): as they would enter the language model, or have left the layer after which the method
+    chooses; the groups one after the other."""
     groups: tuple[Group, ...]
     seed: int
     """Differs between the spans of a request and is the same in every run of it."""
@@ -51,6 +52,8 @@ class Visual:
     attention: Tensor | None = None
     """(tokens,): what each received from the prompt's last token, in the layer after which the method chooses; None
     for a method that chooses before the language model."""
+    depth: float = 0.0
+    """The share of the language model's layers that the tokens have passed; 0 before the first."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ class Selection:
 
     kept: Tensor
     scores: Tensor | None
+    protected: Tensor | None = None
+    """(tokens,) bool: those that the method never drops, whatever the budget; then `kept` may hold more."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,19 @@ def cosine_similarity(embeddings: Tensor) -> Tensor:
 
 
 Values = npt.NDArray[np.float32]
+
+
+def relevance_to(visual: Visual) -> Values:
+    """(tokens,) in 0-1: nearness to the question; the same for all where there is no question or no difference."""
+    if visual.text is None:
+        return np.zeros(len(visual.embeddings), dtype=np.float32)
+    tokens, words = (F.normalize(vectors.float(), dim=-1) for vectors in (visual.embeddings, visual.text))
+    nearness = (tokens @ words.T).mean(dim=1)
+    spread = nearness.max() - nearness.min()
+    # Differences within rounding are none.
+    if spread < 1e-6:
+        return np.zeros(len(nearness), dtype=np.float32)
+    return ((nearness - nearness.min()) / spread).cpu().numpy()
 
 
 def pick_greedily(similarity: Tensor, keep: int, first: Values, value: Callable[[Values], Values]) -> Selection:

@@ -7,23 +7,27 @@ from engines.pruning import METHODS, create
 from engines.results import EngineError
 from engines.structure import Structure
 
+_NO_LAYER = (
+    "its language model has no layer of full attention that every deepstack feature has reached and another layer "
+    "follows."
+)
+
 
 def why_not(method: str, structure: Structure) -> str:
     """Why a method cannot be used with this checkpoint; empty when it can."""
-    if METHODS[method]().asked_layer is None or structure.inner_layers:
-        return ""
-    return (
-        "its language model has no layer of full attention that every deepstack feature has reached and another "
-        "layer follows."
-    )
+    return "" if METHODS[method]().asked_layer is None or structure.inner_layers else _NO_LAYER
 
 
 def check(config: PruningConfig, structure: Structure) -> None:
     """Raise EngineError for settings that this checkpoint, or the method inside it, cannot do."""
-    if not config.active or create(config.method, config.options).asked_layer is None:
+    if not config.may_prune or (layer := create(config.method, config.options).asked_layer) is None:
         return
-    if reason := why_not(config.method, structure):
-        raise EngineError(f"pruning.method={config.method} is not available with this checkpoint: {reason}")
+    if not structure.inner_layers:
+        # A method that can also work before the language model is told which layer it may have.
+        asked = f"pruning.options.layer={layer}" if METHODS[config.method]().asked_layer is None else ""
+        raise EngineError(
+            f"{asked or f'pruning.method={config.method}'} is not available with this checkpoint: {_NO_LAYER}"
+        )
     if config.merge:
         raise EngineError(
             f"pruning.merge=true works before the language model, and pruning.method={config.method} drops tokens "

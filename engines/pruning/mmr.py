@@ -3,8 +3,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engines.config import setting
 from engines.pruning.base import LARGEST_COMPARED, Selection, Selector, Visual, cosine_similarity, pick_greedily
+from engines.settings import setting
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from engines.pruning.base import Group, Selector, Visual
 from engines.pruning.inside import layer_of
 from engines.pruning.merge import merge_dropped
 from engines.pruning.spans import budget, cut_spans, keep_promises
-from engines.results import FramePruning, PruneReport
+from engines.reports import Adaptation, FramePruning, PruneReport
 from engines.sequence import Sequence
 from engines.structure import LayerCut, Structure
 
@@ -35,8 +35,12 @@ class PruneStage:
         temporal_patch: int,
         seed: int,
         text: Tensor | None,
+        adaptation: Adaptation | None = None,
     ) -> None:
-        """The arguments are those of `choose_rows`."""
+        """The arguments are those of `choose_rows`. An adaptation's keep ratio goes before that of the settings."""
+        self._asked, self._adaptation = config.keep_ratio, adaptation
+        if adaptation is not None:
+            config = replace(config, keep_ratio=adaptation.used)
         self._structure, self._config, self._sequence, self._items = structure, config, sequence, items
         self._temporal_patch, self._seed, self._text = temporal_patch, seed, text
         self.report: PruneReport | None = None
@@ -49,7 +53,7 @@ class PruneStage:
     def enter(self) -> Sequence:
         """The sequence as it enters the language model."""
         sequence = self._sequence
-        keep = self._choose(None) if self.layer is None else None
+        keep = self._choose() if self.layer is None else None
         if keep is None:
             return sequence
         if self._config.merge:
@@ -62,8 +66,8 @@ class PruneStage:
         if self.layer is None:
             return None
 
-        def choose(attention: Tensor) -> Tensor | None:
-            keep = self._choose(attention)
+        def choose(attention: Tensor, hidden: Tensor) -> Tensor | None:
+            keep = self._choose(attention, hidden)
             if keep is not None:
                 narrow(keep)
             return keep
@@ -77,6 +81,15 @@ class PruneStage:
             "method": config.method if config.active else "off",
             "tokens_before": self._sequence.visual_tokens,
         }
+        if (adaptation := self._adaptation) is not None:
+            reading = adaptation.reading
+            found |= {
+                "memory_in_use": reading.memory,
+                "cache_misses": reading.cache_misses,
+                "utilisation": reading.utilisation,
+                "adapted_keep_ratio": adaptation.used,
+                "adaptation_triggered": adaptation.triggered,
+            }
         if self.report is None:
             return found | {"after_layer": self.layer}
         found["tokens_after"] = self.report.tokens_after
@@ -90,7 +103,7 @@ class PruneStage:
             return {}
         return {"pruned_after_layer": self.layer, "visual_tokens_after": self.report.tokens_after}
 
-    def _choose(self, attention: Tensor | None) -> Tensor | None:
+    def _choose(self, attention: Tensor | None = None, hidden: Tensor | None = None) -> Tensor | None:
         keep, report = choose_rows(
             self._sequence,
             self._items,
@@ -100,8 +113,15 @@ class PruneStage:
             seed=self._seed,
             text=self._text,
             attention=attention,
+            hidden=hidden,
+            depth=(self.layer or 0) / len(self._structure.language_model.layers),
         )
-        self.report = replace(report, layer=self.layer, notes=self._notes + report.notes)
+        notes = self._notes + report.notes
+        if self._adaptation is not None and self._adaptation.triggered:
+            notes = (self._adaptation.sentence, *notes)
+        self.report = replace(
+            report, asked_keep_ratio=self._asked, layer=self.layer, notes=notes, adaptation=self._adaptation
+        )
         return keep
 
 
@@ -115,20 +135,26 @@ def choose_rows(
     seed: int,
     text: Tensor | None = None,
     attention: Tensor | None = None,
+    hidden: Tensor | None = None,
+    depth: float = 0.0,
 ) -> tuple[Tensor | None, PruneReport]:
     """Choose span by span, each with its own budget.
 
     `items` are in prompt order, so that their tokens one after the other are the visual rows of the sequence;
-    `text` is the question's embeddings, `attention` (length,) what each row received in the layer after which the
-    method prunes, if it prunes inside the language model. Returns the rows to keep (length,) as bool, or None when
+    `text` is the question's embeddings. If the method prunes inside the language model, `attention` (length,) is what
+    each row received in the layer after which it does, `hidden` (length, hidden) the rows as they left it, and
+    `depth` the share of the layers up to it. Returns the rows to keep (length,) as bool, or None when
     all stay, and the report.
     """
     method = create(config.method, config.options) if config.active else None
     frames = [frame for item, _ in items for frame in _whole_frames(item, merge, temporal_patch)]
     notes: list[str] = []
     if method is not None and frames:
-        received = None if attention is None else attention[sequence.visual[0]]
-        frames, notes = _prune(method, frames, items, config, seed, text, received)
+        visual = sequence.visual[0]
+        received = None if attention is None else attention[visual]
+        rows = torch.cat([features.pooled for _, features in items]) if hidden is None else hidden[visual]
+        whole = Visual(rows, (), seed, text, received, depth)
+        frames, notes = _prune(method, frames, whole, config)
     before = sequence.visual_tokens
     after = sum(sum(frame.kept) for frame in frames)
     report = PruneReport(
@@ -169,15 +195,13 @@ def _whole_frames(item: VisualItem, merge: int, temporal_patch: int) -> list[Fra
 def _prune(
     method: Selector,
     frames: list[FramePruning],
-    items: list[tuple[VisualItem, Features]],
+    whole: Visual,
     config: PruningConfig,
-    seed: int,
-    text: Tensor | None,
-    attention: Tensor | None,
 ) -> tuple[list[FramePruning], list[str]]:
-    """The frames with what the method drops of them, and notes for whoever asked."""
-    rows = [features.pooled for _, features in items]
-    embeddings = rows[0] if len(rows) == 1 else torch.cat(rows)
+    """The frames with what the method drops of them, and notes for whoever asked.
+
+    `whole` holds all visual tokens, its groups left open, and the seed of the request.
+    """
     sizes = [(frame.item, len(frame.kept)) for frame in frames]
     scope = method.scope or config.scope
     spans = cut_spans(sizes, scope, method.largest_span)
@@ -188,7 +212,7 @@ def _prune(
             f"{len(spans)} parts, each with its share of the budget."
         )
     pruned: list[FramePruning] = []
-    start = 0
+    start = protected = 0
     for span in spans:
         groups: list[Group] = []
         tokens = 0
@@ -196,16 +220,28 @@ def _prune(
             groups.append(Group(tokens, frame.rows, frame.columns))
             tokens += groups[-1].tokens
         first = frames[span.start]
-        own_seed = seed + 1009 * first.item + span.start - [item for item, _ in sizes].index(first.item)
+        own_seed = whole.seed + 1009 * first.item + span.start - [item for item, _ in sizes].index(first.item)
         own = slice(start, start + tokens)
         start += tokens
-        received = None if attention is None else attention[own]
-        visual = Visual(embeddings[own], tuple(groups), own_seed, text, received)
+        received = None if whole.attention is None else whole.attention[own]
+        visual = replace(
+            whole, embeddings=whole.embeddings[own], groups=tuple(groups), seed=own_seed, attention=received
+        )
         floors = method.floors(visual.groups, config.min_tokens)
         selection = method.select(visual, budget(tokens, config.keep_ratio, sum(floors)))
-        kept = keep_promises(selection, visual.groups, floors).tolist()
+        mask = keep_promises(selection, visual.groups, floors)
+        if selection.protected is not None:
+            # What one group gave up for another's floor may have been protected.
+            mask |= selection.protected.cpu()
+            protected += int(mask.sum()) - budget(tokens, config.keep_ratio, sum(floors))
+        kept = mask.tolist()
         scores = None if selection.scores is None else selection.scores.tolist()
         for frame, group in zip(frames[span.start : span.stop], groups, strict=True):
             shown = None if scores is None else tuple(scores[group.rows_of])
             pruned.append(replace(frame, scores=shown, kept=tuple(kept[group.rows_of])))
+    if protected:
+        notes.append(
+            f"{method.label} keeps {protected:,} visual tokens more than the keep ratio asks for: its thresholds "
+            "protect them; lower thresholds protect more, 1 the fewest."
+        )
     return pruned, notes

@@ -10,20 +10,24 @@ import numpy as np
 from engines.config import CompressionConfig
 from engines.media import Media
 from engines.pruning import create
-from engines.results import (
+from engines.reports import (
     CacheReport,
     CacheStats,
-    Capabilities,
-    Capability,
-    Event,
+    CollapseLayer,
+    CollapseReport,
     ExpertReport,
-    Finished,
     FramePruning,
-    MediaReady,
     MemoryReport,
     PairCounts,
     PartWeights,
     PruneReport,
+)
+from engines.results import (
+    Capabilities,
+    Capability,
+    Event,
+    Finished,
+    MediaReady,
     RunRequest,
     RunResult,
     StageEnded,
@@ -32,6 +36,8 @@ from engines.results import (
 )
 from engines.trace import STAGES, Span, Trace
 
+PER_TOKEN, LAST = ("decode", "detokenise"), "prefix-cache store"
+ONCE = tuple(name for name in STAGES if name not in (*PER_TOKEN, LAST))
 WORDS = {True: ("A", " red", " circle"), False: ("A", " blue", " circle", " <b>&")}
 
 
@@ -44,8 +50,9 @@ def capabilities(**changes: object) -> Capabilities:
         "digest": "0" * 64,
         "own_top_k": 4,
         "experts": 16,
-        "precisions": tuple(Capability(name, True) for name in ("fp32", "bf16", "int8")),
+        "precisions": tuple(Capability(name, True) for name in ("fp32", "bf16", "fp16", "int8", "int4")),
         "pruning": (),
+        "tower_layers": 3,
     }
     return Capabilities(**{**values, **changes})
 
@@ -94,13 +101,15 @@ def expert_report(method: str = "off") -> ExpertReport:
 def trace(steps: int = 3) -> Trace:
     """Every stage once, 0.1 s each with a gap of 0.01 s after it, but decode and detokenise once a token."""
     spans, at_s = [], 0.0
-    for name in STAGES[:-2]:
+    for name in ONCE:
         spans.append(Span(name, at_s, at_s + 0.1, None, {"tokens": 6}))
         at_s += 0.11
     for token in range(1, steps + 1):
-        for name in reversed(STAGES[-2:]):
+        for name in ("detokenise", "decode"):
             spans.append(Span(name, at_s, at_s + 0.02, None, {"token": token}))
             at_s += 0.02
+    spans.append(Span(LAST, at_s, at_s + 0.01, None, {}))
+    at_s += 0.01
     return Trace(tuple(spans), at_s + 0.01)
 
 
@@ -148,7 +157,7 @@ class FakeEngine:
         self.fail, self.fail_full, self.is_demo = fail, fail_full, is_demo
         self.seen: list[tuple[RunRequest, CompressionConfig]] = []
         self.open_runs = 0
-        self.cleared = 0
+        self.cleared: list[tuple[str | None, str | None]] = []
         self.pause = threading.Event()
         self.pause.set()
 
@@ -159,10 +168,22 @@ class FakeEngine:
         create(config.pruning.method, config.pruning.options)
 
     def cache_totals(self) -> dict[str, CacheStats]:
-        return {"encoder": CacheStats(queries=4, hits=1, bytes=2048, entries=3, evictions=2, saved_s=0.5)}
+        return {
+            "encoder": CacheStats(queries=4, hits=1, bytes=2048, entries=3, evictions=2, saved_s=0.5),
+            "prefix": CacheStats(queries=80, hits=60, bytes=4096, entries=2, evictions=1, saved_s=0.75, tokens=60),
+        }
 
-    def clear_caches(self) -> None:
-        self.cleared += 1
+    def clear_caches(self, level: str | None = None, tenant: str | None = None) -> None:
+        self.cleared.append((level, tenant))
+
+    def check_fp16(self, request: RunRequest) -> CollapseReport:
+        if self.fail is not None:
+            raise self.fail
+        layers = (
+            CollapseLayer("visual.blocks.0", "vision", 1000, 10, 20, 0, 12.5),
+            CollapseLayer("layers.<0>", "language", 500, 0, 0, 5, 70_000.0),
+        )
+        return CollapseReport(layers, "float32", 20, 3)
 
     def run(self, request: RunRequest, config: CompressionConfig) -> Iterator[Event]:
         self.seen.append((request, config))
@@ -176,7 +197,7 @@ class FakeEngine:
         full = config == CompressionConfig.full()
         error = self.fail_full if full else self.fail
         yield StageStarted("warming up")
-        for name in STAGES[:-2]:
+        for name in ONCE:
             yield StageStarted(name)
             yield StageEnded(Span(name, 0.0, 0.1))
             if name == "decode media":

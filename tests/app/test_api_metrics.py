@@ -78,6 +78,8 @@ def test_a_run_is_counted() -> None:
     assert found["vllm:request_success_total{stop}"] == 1
     assert found["vllm:mm_cache_queries_total"] == 4
     assert found["vllm:mm_cache_hits_total"] == 1
+    assert found["vllm:prefix_cache_queries_total"] == 80
+    assert found["vllm:prefix_cache_hits_total"] == 60
     assert found["workbench_keep_ratio_achieved_sum"] == 0.5
     assert found["workbench_expert_pairs_skipped_share_sum"] == pytest.approx(9 / 24)
     assert found["workbench_stage_seconds_total{prefill}"] == pytest.approx(0.1)
@@ -85,6 +87,7 @@ def test_a_run_is_counted() -> None:
     assert found["workbench_peak_memory_bytes"] == 1 << 20
     assert found["workbench_weight_bytes"] == 4096
     assert found["workbench_cache_saved_seconds_total{encoder}"] == 0.5
+    assert found["workbench_cache_saved_seconds_total{prefix}"] == 0.75
     assert found["workbench_cache_evictions_total{encoder}"] == 2
     assert found["workbench_cache_bytes{encoder}"] == 2048
 
@@ -127,7 +130,7 @@ def test_the_whole_engine_is_passed_on() -> None:
     inner = FakeEngine()
     engine, _ = watched(inner)
     engine.clear_caches()
-    assert inner.cleared == 1
+    assert inner.cleared == [(None, None)]
     assert engine.capabilities() == inner.capabilities()
     assert engine.cache_totals() == inner.cache_totals()
     with pytest.raises(ValueError, match="nonsense"):

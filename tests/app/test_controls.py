@@ -6,13 +6,17 @@ import pytest
 
 from app import controls
 from app.controls import Control, make_controls, to_config, to_values
-from engines import experts, pruning
+from engines import experts, pruning, vision
 from engines.config import CompressionConfig
 from engines.experts.calibration import Calibration
 from engines.results import Capability
 from tests.app import fake
 
-METHODS = {"pruning": pruning.describe_methods(), "experts": experts.describe_methods()}
+METHODS = {
+    "pruning": pruning.describe_methods(),
+    "vision": vision.describe_methods(),
+    "experts": experts.describe_methods(),
+}
 CONTROLS = make_controls(fake.capabilities(), METHODS)
 FULL = to_values(CONTROLS, CompressionConfig.full())
 

@@ -17,7 +17,7 @@ from app.panels.heatmap import count_html, detail_html
 from app.session import Phase, Session
 from engines.compare import Comparison
 from engines.config import CompressionConfig
-from engines.results import PruneReport
+from engines.reports import PruneReport
 from tests.app import fake
 from tests.app.test_controls import CONTROLS
 
@@ -153,8 +153,9 @@ def test_a_frame_group_says_which_frames_and_when() -> None:
 
 def test_caches_show_this_run_and_the_total() -> None:
     html = caches_html(finished(), fake.FakeEngine().cache_totals())
-    assert html.count("<tr data-scope=") == 3
-    assert 'data-scope="compressed" data-hits="1"' in html
+    assert html.count("<tr data-level=") == 6, "two runs of one level, and of each level the session and the total"
+    assert 'data-level="encoder" data-scope="compressed" data-hits="1"' in html
+    assert 'data-level="prefix" data-scope="total" data-hits="60"' in html
     assert "25 %" in html
     assert "500 ms" in html
 

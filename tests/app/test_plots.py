@@ -9,7 +9,8 @@ import pytest
 
 from app import plots
 from app.plots.waterfall import MOST_TOKEN_BARS, ROWS, UNACCOUNTED, bars, gaps
-from engines.results import PairCounts, RunResult
+from engines.reports import PairCounts
+from engines.results import RunResult
 from engines.trace import STAGES, Span, Trace
 from tests.app import fake
 
@@ -21,7 +22,7 @@ def both() -> dict:
 
 def test_every_stage_has_a_row_and_the_bars_add_up(both: dict) -> None:
     figure = plots.waterfall(both)
-    assert [text.lower() for text in figure.layout.yaxis.ticktext] == [*STAGES, UNACCOUNTED]
+    assert [text.lower() for text in figure.layout.yaxis.ticktext] == [*map(str.lower, STAGES), UNACCOUNTED]
     for side, result in both.items():
         drawn = [trace for trace in figure.data if trace.legendgroup == side]
         rows = dict.fromkeys(ROWS, 0.0)

@@ -178,7 +178,7 @@ def page() -> Workbench:
 
 
 def visitor(name: str = "a") -> Any:
-    return SimpleNamespace(session_hash=name)
+    return SimpleNamespace(session_hash=name, username=None, headers={"host": "localhost:7860"})
 
 
 def ask(
@@ -262,9 +262,12 @@ def test_closing_the_page_stops_the_run(page: Workbench) -> None:
     assert ticket.cancel.is_set()
 
 
-def test_clear_caches(page: Workbench) -> None:
-    page.clear_caches(Session())
-    assert page.engine.cleared == 1  # type: ignore[attr-defined]
+def test_clearing_a_cache_is_for_ones_own_entries(page: Workbench) -> None:
+    session = Session()
+    page.clear_encoder_cache(session, visitor())
+    page.clear_prefix_cache(session, visitor("b"))
+    mine = f"visitor {session.name}"
+    assert page.engine.cleared == [("encoder", mine), ("prefix", mine)]  # type: ignore[attr-defined]
 
 
 def test_a_bad_file_has_its_sentence_in_the_preview(page: Workbench, tmp_path: Path) -> None:
@@ -281,7 +284,7 @@ def test_a_bad_file_has_its_sentence_in_the_preview(page: Workbench, tmp_path: P
 def test_events_that_use_the_engine_share_one_queue() -> None:
     page = build(FakeEngine())
     shared = [fn for fn in page.fns.values() if fn.concurrency_id == "engine"]
-    assert {fn.name for fn in shared} == {"run", "clear_caches"}
+    assert {fn.name for fn in shared} == {"run", "clear_encoder_cache", "clear_prefix_cache"}
     assert all(fn.concurrency_limit == 1 for fn in shared)
 
 

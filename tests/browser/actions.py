@@ -87,5 +87,7 @@ def waterfall_rows(page: Page) -> list[str]:
 
 
 def hits_of_run(page: Page) -> int:
-    """Hits of the compressed run in the cache table."""
-    return int(page.locator("#cache-table tr[data-scope=compressed]").get_attribute("data-hits") or 0)
+    """Hits of the compressed run in the encoder cache."""
+    return int(
+        page.locator("#cache-table tr[data-level=encoder][data-scope=compressed]").get_attribute("data-hits") or 0
+    )

@@ -148,3 +148,16 @@ def test_wrong_devices_get_a_sentence(device: str) -> None:
 def test_unknown_dtype_gets_a_sentence(tiny_folders: dict[str, Path]) -> None:
     with pytest.raises(CheckpointError, match="'int4' is not known; use auto, fp32, bf16, fp16"):
         load_checkpoint(str(tiny_folders["qwen3_vl"]), "cpu", "int4")
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq", "compressed-tensors"])
+def test_a_quantised_checkpoint_without_its_kernels_says_so(
+    tiny_folders: dict[str, Path], tmp_path: Path, method: str
+) -> None:
+    folder = tmp_path / "quantised"
+    shutil.copytree(tiny_folders["qwen3_vl"], folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": method, "bits": 4, "group_size": 32, "config_groups": {}}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=rf"could not be loaded: .* quantised already \({method}\)"):
+        load_checkpoint(str(folder), "cpu", "fp32")

@@ -38,7 +38,9 @@ def test_precision_all_sets_every_part() -> None:
         ("pruning.scope=clip", "must be one of frame, item, prompt"),
         ("pruning.min_tokens=1.5", "must be a whole number at least 1 and at most 64"),
         ("experts.top_k=0", "must be a whole number at least 1"),
-        ("precision.vision=int3", "must be one of native, fp32, bf16, int8"),
+        ("precision.vision=int3", "must be one of native, fp32, bf16, fp16, int8, int4"),
+        ("precision.group_size=48", "must be one of 32, 64, 128"),
+        ("precision.compensation_rank=-1", "must be a whole number at least 0 and at most 64"),
         ("modality.image=1", "must be true or false"),
         ("cache.encoder=yes", "must be true or false"),
         ("pruning.ratio=0.5", "Unknown setting pruning.ratio; pruning has method, keep_ratio"),
@@ -69,7 +71,7 @@ def test_every_setting_is_described(section: str) -> None:
             continue
         assert item.metadata["label"]
         assert item.metadata["help"].endswith(".")
-        if str(item.type).startswith(("int", "float")):
+        if item.metadata["choices"] is None and str(item.type).startswith(("int", "float")):
             assert item.metadata["high"] is not None
             assert item.metadata["low"] is not None or item.metadata["above"] is not None
 

@@ -12,7 +12,8 @@ from engines.cache.encoder import LEVEL, EncoderCache, Features
 from engines.checkpoint import load_checkpoint
 from engines.config import CompressionConfig, SamplingConfig
 from engines.engine import Engine
-from engines.results import CacheStats, RunRequest, RunResult
+from engines.reports import CacheStats
+from engines.results import RunRequest, RunResult
 
 CACHED = CompressionConfig.full().with_settings(["cache.encoder=true"])
 

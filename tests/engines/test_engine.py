@@ -22,6 +22,7 @@ from engines.results import (
     Turn,
 )
 from engines.trace import STAGES
+from tests.timing import answer_undisturbed
 
 FULL = CompressionConfig.full()
 
@@ -38,7 +39,7 @@ def ask(media_files: dict[str, Path], *names: str, tokens: int = 6, **more: obje
 def test_events_come_in_the_order_of_the_stages(moe: Engine, media_files: dict[str, Path]) -> None:
     events = list(moe.run(ask(media_files, "wide", warm_up=False), FULL))
     started = [event.name for event in events if isinstance(event, StageStarted)]
-    assert started == list(STAGES[:6])
+    assert started == list(STAGES[: STAGES.index("prefill") + 1])
     assert [event.span.name for event in events if isinstance(event, StageEnded)] == started
     tokens = [event for event in events if isinstance(event, TokenReady)]
     finished = events[-1]
@@ -51,9 +52,10 @@ def test_events_come_in_the_order_of_the_stages(moe: Engine, media_files: dict[s
 
 @pytest.mark.parametrize("names", [[], ["wide"], ["clip", "tall"]])
 def test_spans_add_up_to_the_end_to_end_time(moe: Engine, media_files: dict[str, Path], names: list[str]) -> None:
-    result = moe.answer(ask(media_files, *names, tokens=12), FULL)
+    result = answer_undisturbed(moe, ask(media_files, *names, tokens=12), FULL)
     assert 0 <= result.trace.unaccounted_s <= 0.03 * result.trace.total_s + 0.002
-    assert {span.name for span in result.trace.spans} == set(STAGES)
+    off = {"prefix-cache store", "compress KV"}
+    assert {span.name for span in result.trace.spans} == set(STAGES) - off
     assert len(result.trace.named("decode")) == len(result.tokens) - 1
 
 

@@ -21,7 +21,8 @@ from engines.experts.base import Routing, Skipper, keep_first
 from engines.experts.stage import ExpertStage
 from engines.media import load_all
 from engines.prompt import build_prompt
-from engines.results import EngineError, ExpertReport, Finished, RunRequest, StageStarted
+from engines.reports import ExpertReport
+from engines.results import EngineError, Finished, RunRequest, StageStarted
 from engines.sequence import Sequence
 from tests.engines.test_experts_methods import NEUTRAL
 from tests.engines.test_off_is_identical import capture_logits, make_request
@@ -142,7 +143,7 @@ def test_tokens_that_leave_between_two_layers_are_counted_only_before(
     assert [c + s for c, s in zip(report.text.computed, report.text.skipped, strict=True)] == [16, 12, 12]
 
 
-@pytest.mark.parametrize("precision", [[], ["precision.experts=int8"], ["precision.experts=bf16"]])
+@pytest.mark.parametrize("precision", [[], *([f"precision.experts={name}"] for name in ("int8", "int4", "bf16"))])
 @pytest.mark.parametrize("method", SKIPPING)
 def test_skipping_changes_the_answer_and_leaves_nothing_behind(
     moe: Engine, media_files: dict[str, Path], method: str, precision: list[str]
@@ -156,21 +157,23 @@ def test_skipping_changes_the_answer_and_leaves_nothing_behind(
     assert torch.equal(capture_logits(moe, request, FULL.with_settings(precision))[0], logits)
 
 
-def test_int8_experts_compute_no_skipped_pair(
-    moe: Engine, media_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_quantised_experts_compute_no_skipped_pair(
+    moe: Engine, media_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
-    from engines.precision import int8
+    from engines.precision import int4, int8
 
     rows: list[int] = []
-    original = int8.int8_matmul
+    for matrix in (int4.Int4Matrix, int8.Int8Matrix):
+        original = matrix.product
 
-    def counted(inputs: Tensor, *arguments: Any) -> Tensor:
-        rows.append(inputs.shape[0])
-        return original(inputs, *arguments)
+        def counted(self: Any, inputs: Any, *arguments: Any, original: Any = original) -> Tensor:
+            rows.append(len(inputs))
+            return original(self, inputs, *arguments)
 
-    monkeypatch.setattr(int8, "int8_matmul", counted)
+        monkeypatch.setattr(matrix, "product", counted)
     request = RunRequest("What?", (media_files["wide"],), sampling=SamplingConfig(max_new_tokens=2), warm_up=False)
-    report = moe.answer(request, settings("random").with_settings(["precision.experts=int8"])).expert_report
+    report = moe.answer(request, settings("random").with_settings([f"precision.experts={precision}"])).expert_report
     assert report is not None
     assert sum(rows) == 2 * report.pairs_computed < 2 * report.pairs_full
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from engines.engine import Engine
 from engines.experts import kernel
 from engines.experts.kernel import kept_pairs_experts, only_kept_pairs
-from engines.precision.int8 import Int8Experts
+from engines.precision import METHODS
+from engines.precision.base import Conversion
 
 EXPERTS, HIDDEN = 8, 64
 MOE = ("qwen3_vl_moe", "qwen3_5_moe")
@@ -86,18 +87,18 @@ def test_without_skipped_pairs_the_models_own_kernel_runs(moe: Engine, own: str)
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("kind", ["bf16", "int8"])
+@pytest.mark.parametrize("kind", ["bf16", "int8", "int4"])
 def test_in_other_number_formats(moe: Engine, case: str, kind: str) -> None:
     experts = moe.checkpoint.structure.moe_layers[0].experts
     hidden, index, weights = make_case(case)
     with torch.inference_mode():
         exact = loop(experts, hidden, index, weights)
-        if kind == "int8":
-            found = Int8Experts(experts)(hidden, index, weights)
+        if kind != "bf16":
+            found = METHODS[kind].convert(experts, Conversion())(hidden, index, weights)
         else:
             half = _InBf16(experts)
             found = kept_pairs_experts(half, hidden.bfloat16(), index, weights.bfloat16(), own="grouped_mm").float()
-    assert (found - exact).norm() <= 0.03 * exact.norm()
+    assert (found - exact).norm() <= (0.4 if kind == "int4" else 0.03) * exact.norm()
 
 
 class _InBf16(torch.nn.Module):

@@ -70,8 +70,12 @@ NEUTRAL = [
     "pruning.min_tokens=64",
     "pruning.scope=prompt",
     "pruning.merge=true",
+    "attention.text_top_k=1",
     "experts.top_k=4",
     "precision.all=fp32",
+    "precision.group_size=32",
+    "precision.compensation_rank=8",
+    "precision.tied_head=true",
     "modality.image=true",
 ]
 
@@ -87,12 +91,18 @@ def test_neutral_settings_equal_off(moe: Engine, media_files: dict[str, Path], a
 
 ACTIVE = [
     "pruning.keep_ratio=0.3",
+    "attention.cross_modal=true",
     "experts.top_k=1",
     "precision.all=bf16",
     "precision.vision=int8",
     "precision.projector=int8",
     "precision.language=int8",
     "precision.experts=int8",
+    "precision.all=fp16",
+    "precision.vision=int4",
+    "precision.projector=int4",
+    "precision.language=int4",
+    "precision.experts=int4",
     "modality.image=false",
     "modality.video=false",
 ]

@@ -35,7 +35,7 @@ def whole_sequence(engine: Engine, paths: list[Path]) -> Sequence:
 def choose_third(sequence: Sequence, received: list[torch.Tensor] | None = None) -> Any:
     """A chooser of the third of the visual tokens that received the most attention."""
 
-    def choose(attention: torch.Tensor) -> torch.Tensor:
+    def choose(attention: torch.Tensor, _hidden: torch.Tensor) -> torch.Tensor:
         if received is not None:
             received.append(attention)
         visual = sequence.visual[0]
@@ -51,7 +51,7 @@ def decode(engine: Engine, sequence: Sequence) -> tuple[torch.Tensor, list[int],
     """Logits of every step, the tokens, the rows that went on, and the decoder."""
     kept: list[torch.Tensor] = []
     choose = choose_third(sequence)
-    cut = LayerCut(engine.checkpoint.structure, LAYER, lambda attention: kept.append(choose(attention)) or kept[-1])
+    cut = LayerCut(engine.checkpoint.structure, LAYER, lambda *seen: kept.append(choose(*seen)) or kept[-1])
     decoder = Decoder(engine.checkpoint.structure, cut)
     with torch.inference_mode():
         logits = [decoder.prefill(sequence)[0]]
@@ -176,7 +176,7 @@ def test_letting_every_row_go_on_changes_nothing(moe: Engine, media_files: dict[
     sequence = whole_sequence(moe, [media_files["wide"]])
     with torch.inference_mode():
         expected = Decoder(structure).prefill(sequence)
-        assert torch.equal(Decoder(structure, LayerCut(structure, LAYER, lambda _: None)).prefill(sequence), expected)
+        assert torch.equal(Decoder(structure, LayerCut(structure, LAYER, lambda *_: None)).prefill(sequence), expected)
 
 
 # ---- through the engine ----

@@ -11,6 +11,7 @@ import torch
 
 from engines.pruning import METHODS, create, describe_methods
 from engines.pruning.base import Group, Visual
+from engines.pruning.dual_threshold import saliency_entropy
 from engines.pruning.spans import budget
 
 Reference = Callable[[Visual, int], set[int]]
@@ -118,6 +119,42 @@ def reference_attention(visual: Visual, keep: int) -> set[int]:
     return set(sorted(range(len(received)), key=lambda token: (-received[token], token))[:keep])
 
 
+def scaled(values: list[float]) -> list[float]:
+    spread = max(values) - min(values)
+    return [(value - min(values)) / spread if spread > 1e-6 * max(values) else 0.0 for value in values]
+
+
+def reference_entropy(tokens: list[list[float]]) -> list[float]:
+    found = []
+    for one, token in enumerate(tokens):
+        others = [other for place, other in enumerate(tokens) if place != one]
+        differences = [difference for other in others if (difference := 1.0 - cosine(token, other)) > 1e-5]
+        shares = [difference / sum(differences) for difference in differences]
+        entropy = -sum(share * math.log(share) for share in shares)
+        found.append(entropy / math.log(len(others)) if len(others) > 1 else 0.0)
+    return found
+
+
+def reference_dual_threshold(visual: Visual, keep: int, least: tuple[float, float] = (0.9, 0.25)) -> set[int]:
+    """Everything at or above one of its thresholds, then the nearest below until the budget is full."""
+    tokens = visual.embeddings.tolist()
+    entropy = [value for group in visual.groups for value in reference_entropy(tokens[group.rows_of])]
+    if visual.attention is not None:
+        least = least if visual.depth > 0.5 else (0.9, 0.5) if visual.depth else (0.9, 0.9)
+        sensitivity = scaled(visual.attention.tolist())
+    else:
+        words = visual.text.tolist() if visual.text is not None else []
+        nearness = [sum(cosine(token, word) for word in words) / max(1, len(words)) for token in tokens]
+        spread = max(nearness) - min(nearness)
+        sensitivity = [(value - min(nearness)) / spread if spread > 1e-6 else 0.0 for value in nearness]
+    above = [max(one - least[0], other - least[1]) for one, other in zip(scaled(entropy), sensitivity, strict=True)]
+    kept = [token for token, margin in enumerate(above) if margin >= -1e-6]
+    while len(kept) < keep:
+        left = [token for token in range(len(tokens)) if token not in kept]
+        kept.append(first_of_highest(left, above.__getitem__))
+    return set(kept)
+
+
 REFERENCES: dict[str, Reference] = {
     "l2_norm": reference_l2_norm,
     "random": reference_random,
@@ -126,6 +163,7 @@ REFERENCES: dict[str, Reference] = {
     "relevance": reference_relevance,
     "attention": reference_attention,
     "temporal": reference_temporal,
+    "dual_threshold": reference_dual_threshold,
 }
 GRIDS = [(1, 1), (1, 7), (4, 4), (5, 9)]
 RATIOS = [0.001, 0.1, 0.25, 0.5, 0.75, 1.0]
@@ -155,6 +193,38 @@ def test_kept_tokens_equal_the_reference(name: str, grid: tuple[int, int, int], 
             keep = budget(rows * columns * groups, ratio, 1)
             kept = create(name, {}).select(visual, keep).kept.tolist()
             assert set(kept) == REFERENCES[name](visual, keep)
+
+
+@pytest.mark.parametrize("depth", [0.0, 0.3, 0.5, 0.8])
+def test_each_half_of_the_layers_has_its_own_thresholds(depth: float) -> None:
+    options = {"entropy_late": 0.7, "task_late": 0.4}
+    for seed in range(3):
+        visual = replace(make_visual(4, 6, seed, groups=2), depth=depth)
+        kept = create("dual_threshold", options).select(visual, 3).kept.tolist()
+        assert set(kept) == reference_dual_threshold(visual, 3, (0.7, 0.4))
+
+
+@pytest.mark.parametrize(("least", "protects_all"), [((0.0, 1.0), True), ((1.0, 0.0), True), ((0.5, 0.5), False)])
+def test_only_tokens_below_both_thresholds_may_go(least: tuple[float, float], protects_all: bool) -> None:
+    visual = replace(make_visual(5, 5, seed=4), attention=None)
+    method = create("dual_threshold", {"entropy_before": least[0], "task_before": least[1]})
+    selection = method.select(visual, 1)
+    assert selection.protected is not None
+    assert set(selection.kept.tolist()) == set(selection.protected.nonzero().flatten().tolist())
+    assert bool(selection.protected.all()) == protects_all
+    assert set(selection.kept.tolist()) == reference_dual_threshold(visual, 1, least)
+
+
+def test_what_differs_from_few_has_little_saliency_entropy() -> None:
+    """Probes: a flat picture has none; on a flat ground, the one thing that stands out has the most."""
+    assert saliency_entropy(torch.ones(16, 8)).tolist() == [0.0] * 16
+    assert saliency_entropy(torch.randn(2, 8)).tolist() == [0.0, 0.0]
+    flat = torch.ones(16, 8)
+    flat[5] = torch.tensor([1.0, -1.0] * 4)
+    entropy = saliency_entropy(flat)
+    assert entropy.argmax() == 5
+    assert entropy[5] == pytest.approx(1.0)
+    assert entropy.sum() == entropy[5]
 
 
 @pytest.mark.parametrize("theta", [0.0, 0.2, 1.0])
@@ -202,9 +272,10 @@ def test_keeps_exactly_the_budget_in_order(name: str, grid: tuple[int, int]) -> 
     tokens = grid[0] * grid[1]
     visual = make_visual(*grid, seed=3)
     for keep in sorted({1, max(1, tokens // 10), max(1, tokens // 3), tokens - 1 or 1, tokens}):
-        kept = create(name, {}).select(visual, keep).kept.tolist()
+        selection = create(name, {}).select(visual, keep)
+        kept = selection.kept.tolist()
         assert kept == sorted(set(kept))
-        assert len(kept) == keep
+        assert len(kept) == max(keep, 0 if selection.protected is None else int(selection.protected.sum()))
         assert kept[0] >= 0
         assert kept[-1] < tokens
 
@@ -261,7 +332,8 @@ def test_budget(tokens: int, ratio: float, minimum: int, expected: int) -> None:
 
 def test_bad_names_and_options_are_refused_in_words() -> None:
     with pytest.raises(
-        ValueError, match="must be one of mmr, max_min, relevance, attention, temporal, l2_norm, uniform, random"
+        ValueError,
+        match="must be one of mmr, max_min, relevance, attention, dual_threshold, temporal, l2_norm, uniform, random",
     ):
         create("best", {})
     with pytest.raises(ValueError, match=r"pruning\.options\.lambda; mmr has balance"):

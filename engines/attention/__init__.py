@@ -1,0 +1,1 @@
+"""What the language model's tokens may attend to."""

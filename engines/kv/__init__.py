@@ -1,0 +1,1 @@
+"""The KV cache in blocks: fewer bits, fewer tokens."""
