@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -13,32 +12,26 @@ import gradio as gr
 
 from app import plots
 from app.observed import WorkbenchEngine
-from app.panels.examples import read_examples
-from app.session import Session, Tickets
+from app.panels.on_demand import NO_SAMPLE, OnDemandPanel
+from app.session import Session
 from app.turnstile import PAGE, Turnstile
 from app.words import escape
-from engines.config import CompressionConfig
 from engines.experts.curve import PAIRS, Curve, measure_curve
 from engines.media import MediaLimits
-from engines.results import EngineError, RunRequest
+from engines.results import EngineError
 
 HINT = (
     '<p class="hint">Runs the prefill of your last request, or of a sample before there is one, at several shares of'
     " skipped pairs, each beside a prefill that skips nothing; with the compressed side's method, or at random where"
     " it skips nothing. Others who use this server get their turns in between.</p>"
 )
-NO_SAMPLE = "There is no request and no sample to measure with; ask a question first."
-# Measurements under way or in line at a time; each keeps a thread waiting.
-MOST_AT_ONCE = 8
 
 
-class CurvePanel:
+class CurvePanel(OnDemandPanel):
     """Draws its own controls; `connect` lets them measure."""
 
     def __init__(self, session: gr.State, has_experts: bool, samples: Path) -> None:
-        self.session = session
-        self.samples = samples
-        self.tickets = Tickets()
+        super().__init__(session, samples)
         with gr.Column(visible=has_experts, elem_id="curve"):
             gr.HTML("<h3>Speed against share skipped</h3>", elem_classes="group-title")
             with gr.Row(elem_classes="buttons"):
@@ -52,21 +45,18 @@ class CurvePanel:
 
     def connect(self, engine: WorkbenchEngine, turnstile: Turnstile, limits: MediaLimits) -> None:
         self.engine, self.turnstile, self.limits = engine, turnstile, limits
-        self.start.click(
-            self.measure, self.session, self.outputs,
-            concurrency_id="curve", concurrency_limit=MOST_AT_ONCE, show_progress="hidden", api_visibility="private",
-        )  # fmt: skip
-        self.stop.click(self.end, None, self.stop, queue=False, show_progress="hidden", api_visibility="private")
+        self.connect_buttons(self.start, self.stop, self.measure, self.outputs, "curve")
 
     def measure(self, session: Session, request: gr.Request) -> Iterator[list[Any]]:
         """Measure pair by pair, each in a turn of its own, and draw what is known so far."""
         visitor = str(request.session_hash)
         curve: Curve | None = None
-        asked = self._asked(session)
+        asked = self.asked(session)
         if asked is None:
             yield self._shown(None, NO_SAMPLE, busy=False)
             return
-        ticket = self.tickets.issue(visitor, *asked)
+        wanted, compressed = asked
+        ticket = self.tickets.issue(visitor, replace(wanted, warm_up=True), compressed)
         said = ""
         try:
             yield self._shown(None, "Waiting for the engine.", busy=True)
@@ -85,27 +75,6 @@ class CurvePanel:
         if not said and (curve is None or curve.done < curve.total):
             said = "Stopped." if curve is None else f"Stopped after {curve.done} of {curve.total} pairs of runs."
         yield self._shown(curve, said, busy=False)
-
-    def end(self, request: gr.Request) -> Any:
-        """Tell the measurement to end; it then shows what it has."""
-        self.tickets.stop(str(request.session_hash))
-        return gr.update(interactive=False)
-
-    def closed(self, visitor: str) -> None:
-        self.tickets.stop(visitor)
-
-    def _asked(self, session: Session) -> tuple[RunRequest, CompressionConfig] | None:
-        """The last request with its compressed settings, or a sample with everything else off."""
-        if session.asked is not None:
-            request, config = session.asked
-            return replace(request, cancel=threading.Event(), warm_up=True), config
-        examples = read_examples(self.samples)
-        if not examples:
-            return None
-        request = RunRequest(
-            examples[0].question, (examples[0].path,), limits=self.limits, cancel=threading.Event()
-        )  # fmt: skip
-        return request, CompressionConfig.full()
 
     def _shown(self, curve: Curve | None, said: str, *, busy: bool) -> list[Any]:
         state = [gr.update(interactive=not busy), gr.update(interactive=busy)]

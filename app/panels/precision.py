@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,35 +10,31 @@ import gradio as gr
 
 from app import plots
 from app.observed import WorkbenchEngine
-from app.panels.examples import read_examples
+from app.panels.on_demand import NO_SAMPLE, OnDemandPanel
 from app.plots.figure import SIDE_NAMES
 from app.plots.precision import precise_percent
-from app.session import Session, Tickets
+from app.session import Session
 from app.turnstile import PAGE, Turnstile
 from app.words import count, escape, megabytes, percent
 from engines.config import CompressionConfig
 from engines.media import MediaLimits
 from engines.reports import CollapseReport, PartWeights, PrecisionReport
-from engines.results import EngineError, RunRequest, RunResult
+from engines.results import EngineError, RunResult
 
 EMPTY = '<p class="empty">After a run: the bytes of each part at each precision, and which kernels multiplied them.</p>'
 HINT = (
     '<p class="hint">Runs your last request, or a sample before there is one, on the full model and counts the values'
     " of each layer that fp16 would flush to zero or make infinite.</p>"
 )
-NO_SAMPLE = "There is no request and no sample to check with; ask a question first."
 FORMATS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "int4, two in a byte"}
 PART_NAMES = {"vision": "Vision tower", "projector": "Projector", "language": "Language model", "experts": "Experts"}
-# Checks under way or in line at a time; each keeps a thread waiting.
-MOST_AT_ONCE = 8
 
 
-class PrecisionPanel:
+class PrecisionPanel(OnDemandPanel):
     """`update` fills it after a run; `connect` lets its button check fp16."""
 
     def __init__(self, session: gr.State, samples: Path) -> None:
-        self.session, self.samples = session, samples
-        self.tickets = Tickets()
+        super().__init__(session, samples)
         with gr.Column(elem_id="precision", elem_classes="card"):
             gr.HTML("<h2>Precision of the weights</h2>", elem_classes="card-title")
             self.text = gr.HTML(EMPTY, elem_id="precision-text")
@@ -62,11 +56,7 @@ class PrecisionPanel:
 
     def connect(self, engine: WorkbenchEngine, turnstile: Turnstile, limits: MediaLimits) -> None:
         self.engine, self.turnstile, self.limits = engine, turnstile, limits
-        self.check.click(
-            self.look, self.session, self._checked,
-            concurrency_id="fp16", concurrency_limit=MOST_AT_ONCE, show_progress="hidden", api_visibility="private",
-        )  # fmt: skip
-        self.stop.click(self.end, None, self.stop, queue=False, show_progress="hidden", api_visibility="private")
+        self.connect_buttons(self.check, self.stop, self.look, self._checked, "fp16")
 
     @staticmethod
     def update(session: Session) -> list[Any]:
@@ -84,11 +74,11 @@ class PrecisionPanel:
     def look(self, session: Session, request: gr.Request) -> Iterator[list[Any]]:
         """Take a turn at the engine like any run, and draw what was counted."""
         visitor = str(request.session_hash)
-        asked = self._asked(session)
+        asked = self.asked(session)
         if asked is None:
             yield _shown(None, NO_SAMPLE, busy=False)
             return
-        ticket = self.tickets.issue(visitor, asked, CompressionConfig.full())
+        ticket = self.tickets.issue(visitor, asked[0], CompressionConfig.full())
         report, said = None, ""
         try:
             yield _shown(None, "Waiting for the engine.", busy=True)
@@ -101,22 +91,6 @@ class PrecisionPanel:
         finally:
             self.tickets.drop(visitor, ticket.number)
         yield _shown(report, said or ("Stopped." if report is None else ""), busy=False)
-
-    def end(self, request: gr.Request) -> Any:
-        """Tell the check to end."""
-        self.tickets.stop(str(request.session_hash))
-        return gr.update(interactive=False)
-
-    def closed(self, visitor: str) -> None:
-        self.tickets.stop(visitor)
-
-    def _asked(self, session: Session) -> RunRequest | None:
-        if session.asked is not None:
-            return replace(session.asked[0], cancel=threading.Event())
-        examples = read_examples(self.samples)
-        if not examples:
-            return None
-        return RunRequest(examples[0].question, (examples[0].path,), limits=self.limits, cancel=threading.Event())
 
 
 def _shown(report: CollapseReport | None, said: str, *, busy: bool) -> list[Any]:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import plotly.graph_objects as go
 
-from app.plots.figure import blank_layout
+from app.plots.figure import blank_layout, picture_axes
 from app.plots.heatmap import plot_height
 from app.words import escape
 from engines.reports import FrameFidelity
@@ -69,15 +69,7 @@ def fidelity(
     )
     figure.update_layout(
         margin={"l": 4, "r": 4, "t": 8, "b": 58},
-        xaxis={"range": [0, width], "visible": False, "fixedrange": True, "constrain": "domain"},
-        yaxis={
-            "range": [height, 0],
-            "visible": False,
-            "fixedrange": True,
-            "scaleanchor": "x",
-            "constrain": "domain",
-            "constraintoward": "top",
-        },
+        **picture_axes(width, height),
     )
     return figure
 

@@ -33,6 +33,21 @@ def blank_layout(height: int) -> dict[str, object]:
     }
 
 
+def picture_axes(width: float, height: float) -> dict[str, dict[str, object]]:
+    """Axes for cells over a picture of that size: one pixel across is one down, and row 0 is on top."""
+    return {
+        "xaxis": {"range": [0, width], "visible": False, "fixedrange": True, "constrain": "domain"},
+        "yaxis": {
+            "range": [height, 0],
+            "visible": False,
+            "fixedrange": True,
+            "scaleanchor": "x",
+            "constrain": "domain",
+            "constraintoward": "top",
+        },
+    }
+
+
 def as_plot(figure: go.Figure) -> PlotData:
     """The figure as gr.Plot takes it, without Plotly's tool bar: the page has its own controls."""
     values = json.loads(figure.to_json())

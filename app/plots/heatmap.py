@@ -6,7 +6,7 @@ from typing import Literal
 
 import plotly.graph_objects as go
 
-from app.plots.figure import GREY, blank_layout
+from app.plots.figure import GREY, blank_layout, picture_axes
 from app.words import escape
 from engines.reports import FramePruning
 
@@ -51,15 +51,7 @@ def heatmap(
     figure.update_layout(
         margin={"l": 4, "r": 4, "t": 34, "b": 58 if scored else 8},
         legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "itemclick": False, "itemdoubleclick": False},
-        xaxis={"range": [0, width], "visible": False, "fixedrange": True, "constrain": "domain"},
-        yaxis={
-            "range": [height, 0],
-            "visible": False,
-            "fixedrange": True,
-            "scaleanchor": "x",
-            "constrain": "domain",
-            "constraintoward": "top",
-        },
+        **picture_axes(width, height),
     )
     return figure
 

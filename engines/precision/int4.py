@@ -15,14 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engines.precision.base import Conversion, Precision, has_bf16_tiles, has_byte_products, is_fused_experts
-from engines.precision.layers import (
-    Activations,
-    QuantisedExperts,
-    QuantisedLinear,
-    QuantisedMatrix,
-    QuantisedPatchEmbedding,
-)
+from engines.precision.base import Conversion, Precision, has_bf16_tiles, has_byte_products
+from engines.precision.layers import Activations, QuantisedMatrix, quantised
 
 aten = torch.ops.aten
 # Up to so many rows the weight-only kernel is quicker than unpacking the weights first.
@@ -66,16 +60,7 @@ class Int4(Precision):
         return False
 
     def convert(self, module: nn.Module, how: Conversion) -> nn.Module:
-        inputs, inner = (how.moments.inputs, how.moments.inner) if how.moments else (None, None)
-        if is_fused_experts(module):
-            gate_up = Int4Matrix(module.gate_up_proj, how, inputs)  # type: ignore[arg-type]
-            down = Int4Matrix(module.down_proj, how, inner)  # type: ignore[arg-type]
-            return QuantisedExperts(gate_up, down, module, how)
-        weight: Tensor = module.weight.flatten(1)  # type: ignore[operator]
-        matrix = Int4Matrix(weight, how, inputs)
-        if isinstance(module, nn.Conv3d):
-            return QuantisedPatchEmbedding(matrix, module, how)
-        return QuantisedLinear(matrix, weight, module.bias, how)  # type: ignore[arg-type]
+        return quantised(module, how, Int4Matrix)
 
 
 def quantise_groups(weight: Tensor, group: int, moments: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,15 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from engines.precision.base import Conversion, Precision, has_bf16_tiles, is_fused_experts, weight_of
-from engines.precision.layers import (
-    Activations,
-    QuantisedExperts,
-    QuantisedLinear,
-    QuantisedMatrix,
-    QuantisedPatchEmbedding,
-    quantise_rows,
-)
+from engines.precision.base import Conversion, Precision, has_bf16_tiles, weight_of
+from engines.precision.layers import Activations, QuantisedMatrix, quantise_rows, quantised
 
 # torch._int_mm on CUDA wants more than 16 rows.
 _CUDA_ROWS = 32
@@ -55,16 +48,7 @@ class Int8(Precision):
         return weight_of(module).dtype is torch.int8
 
     def convert(self, module: nn.Module, how: Conversion) -> nn.Module:
-        inputs, inner = (how.moments.inputs, how.moments.inner) if how.moments else (None, None)
-        if is_fused_experts(module):
-            gate_up = Int8Matrix(module.gate_up_proj, how, inputs)  # type: ignore[arg-type]
-            down = Int8Matrix(module.down_proj, how, inner)  # type: ignore[arg-type]
-            return QuantisedExperts(gate_up, down, module, how)
-        weight: Tensor = module.weight.flatten(1)  # type: ignore[operator]
-        matrix = Int8Matrix(weight, how, inputs)
-        if isinstance(module, nn.Conv3d):
-            return QuantisedPatchEmbedding(matrix, module, how)
-        return QuantisedLinear(matrix, weight, module.bias, how)  # type: ignore[arg-type]
+        return quantised(module, how, Int8Matrix)
 
 
 def clipped_rows(weight: Tensor, moments: Tensor | None) -> tuple[Tensor, Tensor]:

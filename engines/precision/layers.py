@@ -7,12 +7,13 @@ A format brings a `QuantisedMatrix`; the modules here do the rest, for linear la
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from engines.precision.base import Conversion
+from engines.precision.base import Conversion, is_fused_experts
 from engines.precision.compensation import Compensation, compensate
 
 
@@ -157,3 +158,17 @@ def _compensated(
     if compensation is not None:
         compensation.add_to(out, inputs.rows, expert)
     return out
+
+
+def quantised(module: nn.Module, how: Conversion, matrix: Callable[..., QuantisedMatrix]) -> nn.Module:
+    """What takes a module's place, its weights held by `matrix`, made of (weight, how, moments of its inputs)."""
+    inputs, inner = (how.moments.inputs, how.moments.inner) if how.moments else (None, None)
+    if is_fused_experts(module):
+        return QuantisedExperts(
+            matrix(module.gate_up_proj, how, inputs), matrix(module.down_proj, how, inner), module, how
+        )
+    weight: Tensor = module.weight.flatten(1)  # type: ignore[operator]
+    held = matrix(weight, how, inputs)
+    if isinstance(module, nn.Conv3d):
+        return QuantisedPatchEmbedding(held, module, how)
+    return QuantisedLinear(held, weight, module.bias, how)  # type: ignore[arg-type]
