@@ -29,7 +29,8 @@ def describe_device(device: torch.device) -> str:
         return f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
     if device.type == "mps":
         return "Apple GPU (MPS)"
-    return f"CPU, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"CPU, {threads} thread{'s' * (threads > 1)}"
 
 
 def describe_engine(checkpoint: Checkpoint, calibration: Calibration | None = None) -> Capabilities:

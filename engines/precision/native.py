@@ -8,6 +8,7 @@ stays in memory.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ class NativeWeights:
     def __init__(self, structure: Structure, slots: Mapping[str, Sequence[Slot]], folder: Path | None) -> None:
         self._slots = slots
         self._files = _index(folder) if folder is not None else {}
+        self._mapped = {str(path.resolve()) for path in self._files.values()}
         self._names = {id(parameter): name for name, parameter in structure.model.named_parameters()}
         self._away: dict[int, dict[str, tuple[str, torch.device]]] = {}
         # A weight that something else uses too, as a tied output head does, can't be given up.
@@ -69,6 +71,7 @@ class NativeWeights:
             slot.module._parameters[name] = empty
             self._names[id(empty)] = full_name
             away[name] = (full_name, parameter.device)
+            _forget_pages(parameter, self._mapped)
         if away:
             self._away[id(slot.module)] = away
         return bool(away)
@@ -132,6 +135,23 @@ def _index(folder: Path) -> dict[str, Path]:
         with safe_open(path, "pt") as file:
             found.update(dict.fromkeys(file.keys(), path))
     return found
+
+
+def _forget_pages(weights: Tensor, files: set[str]) -> None:
+    """Let go of a mapped file's pages that held the weights: the mapping stays while any tensor of it is in use."""
+    if weights.device.type != "cpu" or sys.platform != "linux":
+        return
+    first, end = weights.data_ptr(), weights.data_ptr() + weights.nbytes
+    with Path("/proc/self/maps").open() as maps:
+        for line in maps:
+            addresses, *_, path = line.split(maxsplit=5)
+            low, high = (int(address, 16) for address in addresses.split("-"))
+            # Only what can be read from the file once more: anywhere else the values would be lost.
+            if low <= first and end <= high and path.strip() in files:
+                first, end = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+                if first < end:
+                    ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_DONTNEED)
+                return
 
 
 def give_back_memory() -> None:
