@@ -58,6 +58,13 @@ class Checkpoint:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
 
+def quieten_library(*, progress: bool) -> None:
+    """Let transformers speak up only about errors, and draw its progress bars only where asked."""
+    transformers.logging.set_verbosity_error()
+    if not progress:
+        transformers.logging.disable_progress_bar()
+
+
 def load_checkpoint(name: str = DEMO, device: str = "auto", dtype: str = "auto") -> Checkpoint:
     """Load `demo`, a folder or a hub id. Raises CheckpointError with one sentence when that can't be done."""
     chosen = pick_device(device)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import launch
+from app.cli.common import PRESETS, preset_config
 from engines.config import CompressionConfig
 from engines.presets import SCENES, preset
 from engines.results import RunRequest
@@ -14,11 +15,11 @@ from engines.results import RunRequest
 
 def config_of(arguments: list[str], media: tuple[Path, ...] = ()) -> CompressionConfig:
     options = launch.build_parser().parse_args(["run", "-q", "What?", *arguments])
-    return launch._preset_config(options, RunRequest("What?", media)).with_settings(options.assignments)
+    return preset_config(options, RunRequest("What?", media)).with_settings(options.assignments)
 
 
 def test_scenes_are_those_of_the_engine() -> None:
-    assert launch.PRESETS == SCENES
+    assert PRESETS == SCENES
 
 
 def test_auto_goes_by_the_media_and_says_why(media_files: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:

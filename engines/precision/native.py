@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from engines.structure import Slot, Structure
 
 AS_IT_IS, TRANSPOSED, NOT = "as it is", "transposed", "not"
+ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 
 
 class NativeWeights:
@@ -30,7 +31,7 @@ class NativeWeights:
         self._files = _index(folder) if folder is not None else {}
         self._mapped = {str(path.resolve()) for path in self._files.values()}
         self._names = {id(parameter): name for name, parameter in structure.model.named_parameters()}
-        self._away: dict[int, dict[str, tuple[str, torch.device]]] = {}
+        self._away: dict[int, dict[str, tuple[str, torch.device, int]]] = {}
         # A weight that something else uses too, as a tied output head does, can't be given up.
         uses: dict[int, int] = {}
         for module in structure.model.modules():
@@ -70,7 +71,7 @@ class NativeWeights:
             empty = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
             slot.module._parameters[name] = empty
             self._names[id(empty)] = full_name
-            away[name] = (full_name, parameter.device)
+            away[name] = (full_name, parameter.device, parameter.data_ptr() % ALIGNMENT)
             _forget_pages(parameter, self._mapped)
         if away:
             self._away[id(slot.module)] = away
@@ -78,11 +79,11 @@ class NativeWeights:
 
     def restore(self, slot: Slot) -> None:
         """Read the slot's weights again, if they were given up."""
-        for name, (full_name, device) in self._away.pop(id(slot.module), {}).items():
+        for name, (full_name, device, offset) in self._away.pop(id(slot.module), {}).items():
             empty = slot.module._parameters[name]
             assert empty is not None
             # A copy of its own, laid out as before: the file is mapped, and its pages are not ours to keep.
-            values = torch.empty_strided(empty.shape, empty.stride(), dtype=empty.dtype, device=device)
+            values = _room_like(empty, device, offset)
             values.copy_(_turned(self._read(full_name), self._stored[full_name]))
             restored = nn.Parameter(values, requires_grad=False)
             slot.module._parameters[name] = restored
@@ -121,6 +122,17 @@ class NativeWeights:
     def _read(self, full_name: str) -> Tensor:
         with safe_open(self._files[full_name], "pt") as file:
             return file.get_tensor(full_name)
+
+
+def _room_like(weights: Tensor, device: torch.device, offset: int) -> Tensor:
+    """Memory for the weights that begins as far beyond a boundary as theirs did.
+
+    A CPU's matrix kernels sum in another order when it does not, and the answers would differ in their last bits.
+    """
+    room = torch.empty(weights.nbytes + 2 * ALIGNMENT, dtype=torch.uint8, device=device)
+    start = (offset - room.data_ptr()) % ALIGNMENT
+    values = room[start : start + weights.nbytes].view(weights.dtype)
+    return values.as_strided(weights.shape, weights.stride(), values.storage_offset())
 
 
 def _turned(values: Tensor, how: str) -> Tensor:
