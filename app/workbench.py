@@ -66,24 +66,22 @@ class Workbench:
         self.page_px = gr.Number(visible=False)
         capabilities = self.engine.capabilities()
         draw_header(capabilities)
-        with gr.Tabs(elem_id="tabs"):
-            with gr.Tab("Compare", id="compare"):
-                with gr.Column(elem_id="layout"):
-                    self.ask = AskPanel(self.limits, SAMPLES, capabilities.is_demo, self.session)
-                    self.settings = SettingsPanel(capabilities)
-                    with gr.Column(elem_id="results"):
-                        with gr.Column(elem_classes="card", elem_id="answers-card"):
-                            # Gradio writes the position in the queue here.
-                            self.queue = gr.HTML("", elem_id="queue-status")
-                            self.verdict = gr.HTML(verdict_html(Session()))
-                            self.answers = gr.HTML(answers_html(Session(), self.settings.controls), elem_id="answers")
-                        self.waterfall = WaterfallPanel()
-                        self.heatmap = HeatmapPanel(self.session)
-                        self.fidelity = FidelityPanel(self.session)
-                        self.experts = ExpertsPanel(self.session, capabilities.own_top_k is not None, SAMPLES)
-                        self.precision = PrecisionPanel(self.session, SAMPLES)
-                        self.kv = KVPanel()
-                        self.caches = CachesPanel()
+        with gr.Tabs(elem_id="tabs"), gr.Tab("Compare", id="compare"), gr.Column(elem_id="layout"):
+            self.ask = AskPanel(self.limits, SAMPLES, capabilities.is_demo, self.session)
+            self.settings = SettingsPanel(capabilities)
+            with gr.Column(elem_id="results"):
+                with gr.Column(elem_classes="card", elem_id="answers-card"):
+                    # Gradio writes the position in the queue here.
+                    self.queue = gr.HTML("", elem_id="queue-status")
+                    self.verdict = gr.HTML(verdict_html(Session()))
+                    self.answers = gr.HTML(answers_html(Session(), self.settings.controls), elem_id="answers")
+                self.waterfall = WaterfallPanel()
+                self.heatmap = HeatmapPanel(self.session)
+                self.fidelity = FidelityPanel(self.session)
+                self.experts = ExpertsPanel(self.session, capabilities.own_top_k is not None, SAMPLES)
+                self.precision = PrecisionPanel(self.session, SAMPLES)
+                self.kv = KVPanel()
+                self.caches = CachesPanel()
         self.lines += [self.experts.curve.tickets, self.precision.tickets]
         self._connect()
 
