@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from app.cli import calibrate, check, evaluate, run, serve
+from app.cli import calibrate, check, evaluate, judge, run, serve, sweep, verify
 from app.cli.common import UsageError, add_model_options
 
 DESCRIPTION = """\
@@ -19,8 +19,11 @@ Full and compressed Qwen-VL-MoE, side by side.
   python launch.py --model Qwen/Qwen3-VL-30B-A3B-Instruct --device cuda
   python launch.py run photo.jpg --question "What is this?" --compare --set pruning.keep_ratio=0.25
   python launch.py eval --set pruning.keep_ratio=0.25                 accuracy on the labelled benchmark
+  python launch.py sweep stills --every 12 --axis pruning.keep_ratio=1,0.5,0.25   quality and speed, Pareto front marked
+  python launch.py robustness stills --every 20     accuracy on noisy and distorted pictures
   python launch.py calibrate experts                measure what expert skipping needs to know of the checkpoint
   python launch.py calibrate precision my-photos/   measure the activations that int8 and int4 choose their scales by
+  python launch.py verify report.html --key key.txt  say whether a report is as it was signed
   python launch.py check                            say what this device can do, and why not where it can't
 """
 
@@ -53,7 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_model_options(parser, default=None)
     serve.add_options(parser)
     commands = parser.add_subparsers(title="commands", metavar="")
-    for command in (run, evaluate, calibrate, check):
+    for command in (run, evaluate, sweep, judge, calibrate, verify, check):
         command.add(commands)
     return parser
 

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from engines.config import INTEGER, PARTS, CompressionConfig, KVConfig, PrecisionConfig
+from engines.experts import describe_methods as describe_skipping
 from engines.methods import MethodDescription
+from engines.pruning import describe_methods as describe_pruning
 from engines.results import Capabilities, Capability
 from engines.settings import allowed_range, type_name
+from engines.vision import describe_methods as describe_vision
 
 Kind = Literal["choice", "switch", "number"]
 METHOD, OPTIONS = "method", "options"
@@ -53,6 +56,15 @@ class Control:
     @property
     def name(self) -> str:
         return ".".join((*self.path[:2], self.method, *self.path[2:]) if self.method else self.path)
+
+
+def methods_of(capabilities: Capabilities) -> Methods:
+    """With what was measured of this checkpoint, where a method goes by that."""
+    return {
+        "pruning": describe_pruning(),
+        VISION: describe_vision(),
+        EXPERTS: describe_skipping(capabilities.calibration),
+    }
 
 
 def make_controls(capabilities: Capabilities, methods: Methods) -> tuple[Control, ...]:
@@ -213,6 +225,20 @@ def to_values(controls: Sequence[Control], config: CompressionConfig) -> list[An
         value = section[control.path[1]]
         shown.append(control.default if control.path == TOP_K and value is None else value)
     return shown
+
+
+def lost(controls: Sequence[Control], config: CompressionConfig) -> list[str]:
+    """What the controls cannot show of a configuration, since this checkpoint or device does not offer it."""
+    shown = to_values(controls, config)
+    try:
+        again = to_values(controls, to_config(controls, shown))
+    except ValueError as error:
+        return [str(error)]
+    return [
+        f"{control.name} cannot be {value!r} here. {control.why_not}".strip()
+        for control, value, kept in zip(controls, shown, again, strict=True)
+        if value != kept or (control.kind == "choice" and value not in [choice for _, choice in control.choices])
+    ]
 
 
 def _number(control: Control, value: Any) -> int | float:

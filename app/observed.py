@@ -11,6 +11,7 @@ from typing import Protocol
 
 from engines.compare import Runner
 from engines.config import CompressionConfig
+from engines.device.report import DeviceReading, Placement
 from engines.reports import CacheStats, CollapseReport
 from engines.results import Capabilities, Event, Finished, RunRequest, RunResult, TokenReady
 
@@ -28,7 +29,11 @@ class WorkbenchEngine(Runner, Protocol):
 
     def check_fp16(self, request: RunRequest) -> CollapseReport: ...
 
-    def clear_caches(self, level: str | None = None, tenant: str | None = None) -> None: ...
+    def read_device(self) -> DeviceReading: ...
+
+    def placement(self) -> Placement: ...
+
+    def clear_caches(self, level: str | None = None, tenant: str | None = None, scope: str | None = None) -> None: ...
 
 
 @dataclass
@@ -69,8 +74,14 @@ class ObservedEngine:
     def check_fp16(self, request: RunRequest) -> CollapseReport:
         return self._engine.check_fp16(request)
 
-    def clear_caches(self, level: str | None = None, tenant: str | None = None) -> None:
-        self._engine.clear_caches(level, tenant)
+    def read_device(self) -> DeviceReading:
+        return self._engine.read_device()
+
+    def placement(self) -> Placement:
+        return self._engine.placement()
+
+    def clear_caches(self, level: str | None = None, tenant: str | None = None, scope: str | None = None) -> None:
+        self._engine.clear_caches(level, tenant, scope)
 
     def check(self, config: CompressionConfig) -> None:
         self._engine.check(config)

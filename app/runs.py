@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from datetime import UTC, datetime
 
 from app.pictures import picture_of
 from app.session import Phase, Picture, Session, Ticket
@@ -30,7 +31,7 @@ def stream(
 
     Every failure ends as a sentence in the session. Closing this iterator ends the run.
     """
-    watch = _Watcher(session)
+    watch = Watcher(session)
     try:
         with closing(  # type: ignore[type-var]
             compare(engine, ticket.request, CompressionConfig.full(), ticket.compressed, ticket.repeats)
@@ -54,7 +55,7 @@ def stream(
     yield
 
 
-class _Watcher:
+class Watcher:
     """Puts what the engine says into the session."""
 
     def __init__(self, session: Session) -> None:
@@ -65,6 +66,7 @@ class _Watcher:
         """True when the page should show it at once."""
         if isinstance(event, Comparison):
             self._session.comparison = event
+            self._session.made_at = datetime.now(UTC).isoformat(timespec="seconds")
             self._session.stopped = len(event.pairs) < self._session.repeats
             self._session.repeat, self._session.stopping = 0, False
             return True

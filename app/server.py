@@ -8,11 +8,14 @@ import sys
 import gradio as gr
 
 from app import theme
+from app.api.filestore import FileStore
 from app.api.gate import SAFE_DEFAULT, Gate, is_loopback
 from app.api.metrics import Metrics
 from app.api.routes import Endpoint
+from app.api.sources import Origin, Sources
 from app.api.spans import make_spans
 from app.observed import ObservedEngine, Watcher, WorkbenchEngine
+from app.options import PageOptions
 from app.turnstile import Turnstile
 from app.workbench import Workbench, lay_out
 from engines.media import MIB, MediaLimits
@@ -34,10 +37,13 @@ def serve(
     block: bool = True,
     model_name: str = "demo",
     gate: Gate | None = None,
+    page_options: PageOptions | None = None,
+    media_from: frozenset[Origin] = frozenset(),
 ) -> gr.Blocks:
     """Serve both; returns when the server ends, or at once with `block=False`.
 
-    `model_name` is what the endpoint calls the model; without a `gate` the endpoint is off.
+    `model_name` is what the endpoint calls the model; without a `gate` the endpoint is off. `media_from` is where it
+    may fetch media from; it fetches nothing from anywhere else.
     """
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     gate = gate or Gate(closed=SAFE_DEFAULT)
@@ -47,11 +53,12 @@ def serve(
     watchers: list[Watcher] = []
     # Then whoever reaches the page is at this machine: one person, who may find in the caches all that is there.
     alone = is_loopback(host) and auth is None and not share
-    workbench = Workbench(ObservedEngine(engine, watchers), limits, turnstile, alone=alone)
+    workbench = Workbench(ObservedEngine(engine, watchers), limits, turnstile, alone=alone, options=page_options)
     metrics = Metrics(model_name, engine, workbench.waiting)
     spans = make_spans(model_name)
     watchers += [metrics, spans] if spans is not None else [metrics]
-    endpoint = Endpoint(workbench.engine, turnstile, limits, model_name, gate, metrics, spans)
+    sources = Sources(FileStore(), media_from)
+    endpoint = Endpoint(workbench.engine, turnstile, limits, model_name, gate, metrics, spans, sources)
 
     page = lay_out(workbench)
     page.queue(max_size=QUEUE_SIZE, api_open=False)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engines.answers import matches
 from engines.compare import SIDES, Comparison, Side
@@ -16,6 +17,9 @@ from engines.config import CompressionConfig
 from engines.presets import Facts, Preset, suggest
 from engines.reports import CacheStats, PruneReport
 from engines.results import RunRequest, RunResult
+
+if TYPE_CHECKING:
+    from app.report.data import Report
 
 
 class Phase(StrEnum):
@@ -96,8 +100,16 @@ class Session:
     """Of the media in the upload."""
     example: Example | None = None
     """The last one taken; it may have been changed in the fields since."""
+    judged: dict[str, object] = field(default_factory=dict)
+    """What each card of the Judge tab measured last, by its name."""
     right_answer: str | None = None
     """To what was asked in the run that the page shows; None when nobody knows it."""
+    visitor: str = ""
+    """The browser's own name, by which its history is found; empty until it is known."""
+    made_at: str = ""
+    """When the comparison that the page shows was finished: ISO 8601, UTC."""
+    stored: Report | None = None
+    """The kept comparison that the page shows in place of a run of its own."""
     _name: str = ""
 
     @property
@@ -119,6 +131,7 @@ class Session:
         self.repeat, self.repeats = 0, repeats
         self.sides = {side: SideView(Phase.QUEUED) for side in SIDES}
         self.comparison, self.error, self.ticket = None, "", ticket
+        self.made_at, self.stored = "", None
         self.right_answer = right_answer
         self.stopping = self.stopped = False
         self.pictures = {}

@@ -16,6 +16,16 @@ def of_visitor(session: str, login: str | None, *, alone: bool) -> Scope:
     return Scope(f"login {login}" if login else f"visitor {session}", login or session, session)
 
 
+def owner_of(visitor: str, login: str | None, *, alone: bool) -> str:
+    """Whose history a visitor of the page sees: this machine's one person, whoever logs in under a name, or a browser.
+
+    `visitor` is a name that only that browser and the server know.
+    """
+    if alone:
+        return LOCAL
+    return f"login {login}" if login else f"visitor {visitor}"
+
+
 def of_caller(
     tenant: str, user: str | None, session: str | None, resource: str | None, *, this_machine_only: bool
 ) -> Scope:

@@ -14,17 +14,23 @@ import gradio as gr
 from app import runs, tenants
 from app.api.gate import names_loopback
 from app.observed import WorkbenchEngine
-from app.panels.answers import answers_html, verdict_html
+from app.options import PageOptions
+from app.panels.answers import answers_html, verdict_html, wrong_html
 from app.panels.ask import MOST_REPEATS, AskPanel, frame_sampling
-from app.panels.caches import CachesPanel
+from app.panels.caches import ANY_SCOPE, CachesPanel
 from app.panels.experts import ExpertsPanel
+from app.panels.export import ExportLine
 from app.panels.fidelity import FidelityPanel
 from app.panels.header import TITLE, draw_header
-from app.panels.heatmap import HeatmapPanel
+from app.panels.heatmap import OPACITY, HeatmapPanel
+from app.panels.history import HistoryPanel, is_visitor, new_visitor
+from app.panels.judge_tab import JudgeTab
 from app.panels.kv import KVPanel
 from app.panels.precision import PrecisionPanel
 from app.panels.settings import SettingsPanel
 from app.panels.waterfall import WaterfallPanel
+from app.plots.heatmap import VIEWS
+from app.report import Report
 from app.session import Phase, Session, Tickets
 from app.turnstile import PAGE, Turnstile
 from engines.cache.scope import Scope
@@ -49,8 +55,10 @@ class Workbench:
         turnstile: Turnstile | None = None,
         *,
         alone: bool = False,
+        options: PageOptions | None = None,
     ) -> None:
         """`alone`: all visitors are one person, who may find in the caches what any of them left there."""
+        self.options = options or PageOptions()
         self.engine = engine
         self.alone = alone
         self.limits = limits
@@ -66,30 +74,44 @@ class Workbench:
         self.page_px = gr.Number(visible=False)
         capabilities = self.engine.capabilities()
         draw_header(capabilities)
-        with gr.Tabs(elem_id="tabs"), gr.Tab("Compare", id="compare"), gr.Column(elem_id="layout"):
-            self.ask = AskPanel(self.limits, SAMPLES, capabilities.is_demo, self.session)
-            self.settings = SettingsPanel(capabilities)
-            with gr.Column(elem_id="results"):
-                with gr.Column(elem_classes="card", elem_id="answers-card"):
-                    # Gradio writes the position in the queue here.
-                    self.queue = gr.HTML("", elem_id="queue-status")
-                    self.verdict = gr.HTML(verdict_html(Session()))
-                    self.answers = gr.HTML(answers_html(Session(), self.settings.controls), elem_id="answers")
-                self.waterfall = WaterfallPanel()
-                self.heatmap = HeatmapPanel(self.session)
-                self.fidelity = FidelityPanel(self.session)
-                self.experts = ExpertsPanel(self.session, capabilities.own_top_k is not None, SAMPLES)
-                self.precision = PrecisionPanel(self.session, SAMPLES)
-                self.kv = KVPanel()
-                self.caches = CachesPanel()
-        self.lines += [self.experts.curve.tickets, self.precision.tickets]
+        with gr.Tabs(elem_id="tabs") as self.tabs:
+            with gr.Tab("Compare", id="compare"), gr.Column(elem_id="layout"):
+                self.ask = AskPanel(self.limits, SAMPLES, capabilities.is_demo, self.session)
+                self.settings = SettingsPanel(capabilities, self.options.settings)
+                with gr.Column(elem_id="results"):
+                    with gr.Column(elem_classes="card", elem_id="answers-card"):
+                        # Gradio writes the position in the queue here.
+                        self.queue = gr.HTML("", elem_id="queue-status")
+                        self.verdict = gr.HTML(verdict_html(Session()))
+                        self.answers = gr.HTML(answers_html(Session(), self.settings.controls), elem_id="answers")
+                        self.export = ExportLine(
+                            self.session, capabilities, self.settings.controls, self.options.signing_key
+                        )
+                    self.waterfall = WaterfallPanel()
+                    self.heatmap = HeatmapPanel(self.session)
+                    self.fidelity = FidelityPanel(self.session)
+                    self.experts = ExpertsPanel(self.session, capabilities.own_top_k is not None, SAMPLES)
+                    self.precision = PrecisionPanel(self.session, SAMPLES)
+                    self.kv = KVPanel()
+                    self.caches = CachesPanel()
+            with gr.Tab("Judge", id="judge"):
+                self.judge = JudgeTab(self.session, SAMPLES)
+            with gr.Tab("History", id="history") as self.history_tab:
+                self.history = HistoryPanel(self.session, self.options.history, capabilities)
+        self.lines += [self.experts.curve.tickets, self.precision.tickets, *self.judge.tickets]
         self._connect()
 
     def _connect(self) -> None:
         ask = self.ask
         self.settings.connect_presets(self.session, ask.previewed)
         quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
-        state: list[gr.components.Component] = [self.verdict, self.answers, ask.run, ask.stop, ask.leave]
+        state: list[gr.blocks.Block] = [
+            self.verdict, self.answers, ask.run, ask.stop, ask.leave, *self.export.outputs,
+        ]  # fmt: skip
+        drawn: list[gr.blocks.Block] = [
+            *state, *self.waterfall.outputs, *self.heatmap.outputs, *self.fidelity.outputs,
+            *self.experts.outputs, *self.precision.outputs, *self.kv.outputs, *self.caches.outputs,
+        ]  # fmt: skip
         # Queued, because Gradio looks for changed states only after events of the queue; it never waits there.
         gr.on(
             [ask.run.click, ask.question.submit],
@@ -103,11 +125,7 @@ class Workbench:
         run = self.ticket.change(
             self.run,
             inputs=[self.session, self.ticket, *self.heatmap.inputs],
-            outputs=[
-                *state, *self.waterfall.outputs, *self.heatmap.outputs, *self.fidelity.outputs,
-                *self.experts.outputs, *self.precision.outputs, *self.kv.outputs, *self.caches.outputs,
-                self.queue,
-            ],
+            outputs=[*drawn, self.queue],
             concurrency_id="engine",
             concurrency_limit=1,
             trigger_mode="multiple",
@@ -119,15 +137,19 @@ class Workbench:
         # because a cancelled event frees its place in the queue before the engine is free.
         ask.stop.click(self.stop, inputs=self.session, outputs=state, **quiet)
         ask.leave.click(self.leave, inputs=self.session, outputs=[*state, self.queue], cancels=[run], **quiet)
+        self.waterfall.trace.connect(self.export.trace, [self.session], self.waterfall.said)
+        self.reopened = [self.tabs, ask.question, *self.settings.outputs, *drawn]
+        self.history.connect(self.history_tab, self._owner, self.reopen, self.reopened)
         self.experts.curve.connect(self.engine, self.turnstile, self.limits)
         self.precision.connect(self.engine, self.turnstile, self.limits)
+        self.judge.connect(self.engine, self.turnstile, self.limits, self.settings)
         for button, clear in (
             (self.caches.clear_encoder, self.clear_encoder_cache),
             (self.caches.clear_prefix, self.clear_prefix_cache),
         ):
             button.click(
                 clear,
-                inputs=self.session,
+                inputs=[self.session, self.caches.shared],
                 outputs=self.caches.outputs,
                 concurrency_id="engine",
                 concurrency_limit=1,
@@ -198,9 +220,29 @@ class Workbench:
         finally:
             self.tickets.drop(visitor, number)
         yield {
+            **self._drawn(session, view, opacity),
+            self.queue: "",
+            self.export.said: wrong_html(self.history.keep(session, self._owner(session, request))),
+        }
+
+    def reopen(self, session: Session, report: Report) -> tuple[str, list[Any]]:
+        """Show a kept comparison; a sentence where its settings cannot be put into the switches here."""
+        report.show(session)
+        values: dict[Any, Any] = {self.tabs: gr.update(selected="compare"), self.ask.question: report.question}
+        said = ""
+        try:
+            loaded = self.settings.load(report.comparison.compressed.config)
+            values |= dict(zip(self.settings.outputs, loaded, strict=True))
+        except ValueError as error:
+            said = f"Opened, but the switches stay as they were. {error}"
+        values |= self._drawn(session, VIEWS[0], OPACITY)
+        return said, [values.get(output, gr.skip()) for output in self.reopened]
+
+    def _drawn(self, session: Session, view: str, opacity: float) -> dict[Any, Any]:
+        """All of the Compare tab that comes of a run."""
+        return {
             **self._state(session),
             **dict(zip(self.caches.outputs, self._caches(session), strict=True)),
-            self.queue: "",
             **dict(zip(self.waterfall.outputs, self.waterfall.update(session), strict=True)),
             **dict(zip(self.heatmap.outputs, self.heatmap.update(session, view, opacity), strict=True)),
             **dict(zip(self.fidelity.outputs, self.fidelity.update(session), strict=True)),
@@ -223,16 +265,17 @@ class Workbench:
         session.stop()
         return {**self._state(session), self.queue: ""}
 
-    def clear_encoder_cache(self, session: Session, request: gr.Request) -> list[Any]:
-        return self._clear("encoder", session, request)
+    def clear_encoder_cache(self, session: Session, shared: str, request: gr.Request) -> list[Any]:
+        return self._clear("encoder", session, shared, request)
 
-    def clear_prefix_cache(self, session: Session, request: gr.Request) -> list[Any]:
-        return self._clear("prefix", session, request)
+    def clear_prefix_cache(self, session: Session, shared: str, request: gr.Request) -> list[Any]:
+        return self._clear("prefix", session, shared, request)
 
-    def _clear(self, level: str, session: Session, request: gr.Request) -> list[Any]:
-        """Forget what the visitor's own runs left there."""
+    def _clear(self, level: str, session: Session, shared: str, request: gr.Request) -> list[Any]:
+        """Forget what the visitor's own runs left there, or what of it was shared at one scope."""
+        scope = None if shared == ANY_SCOPE else shared
         with self.turnstile.turn(PAGE):
-            self.engine.clear_caches(level, self._scope(session, request).tenant)
+            self.engine.clear_caches(level, self._scope(session, request).tenant, scope)
         return self._caches(session)
 
     def _caches(self, session: Session) -> list[Any]:
@@ -240,9 +283,21 @@ class Workbench:
 
     def _scope(self, session: Session, request: gr.Request) -> Scope:
         """Whose a run of this visitor is, as far as the caches are concerned."""
+        return tenants.of_visitor(session.name, request.username, alone=self._alone(request))
+
+    def _owner(self, session: Session, request: gr.Request) -> str:
+        """Whose history this visitor sees."""
+        return tenants.owner_of(session.visitor or session.name, request.username, alone=self._alone(request))
+
+    def _alone(self, request: gr.Request) -> bool:
         # By another name than this machine's own, a proxy may have let anybody in.
-        alone = self.alone and names_loopback(request.headers.get("host"))
-        return tenants.of_visitor(session.name, request.username, alone=alone)
+        return self.alone and names_loopback(request.headers.get("host"))
+
+    @staticmethod
+    def recognise(session: Session, visitor: Any) -> str:
+        """Who the browser says it is, or a new name for it. A made-up name has no history to find."""
+        session.visitor = visitor if is_visitor(visitor) else new_visitor()
+        return session.visitor
 
     def opened(self, session: Session, page_px: float | None) -> list[Any]:
         session.page_px = int(page_px or session.page_px)
@@ -253,6 +308,7 @@ class Workbench:
         self.tickets.stop(str(request.session_hash))
         self.experts.curve.closed(str(request.session_hash))
         self.precision.closed(str(request.session_hash))
+        self.judge.closed(str(request.session_hash))
 
     def waiting(self) -> int:
         """Runs that were asked for and have not begun, in Gradio's queue and in the line for the engine."""
@@ -268,6 +324,7 @@ class Workbench:
             self.ask.run: gr.update(interactive=not session.active),
             self.ask.stop: gr.update(visible=not queued, interactive=session.active and not session.stopping),
             self.ask.leave: gr.update(visible=queued),
+            **dict(zip(self.export.outputs, self.export.update(session), strict=True)),
         }
 
 
@@ -297,5 +354,15 @@ def lay_out(workbench: Workbench) -> gr.Blocks:
             show_progress="hidden",
             api_visibility="private",
         )
+        if workbench.options.history is not None:
+            # Gradio sends the secret to the browser: it keeps nothing from anybody, and must not change with a restart.
+            browser = gr.BrowserState(None, storage_key="workbench-visitor", secret="workbench")
+            page.load(
+                workbench.recognise,
+                inputs=[workbench.session, browser],
+                outputs=browser,
+                show_progress="hidden",
+                api_visibility="private",
+            )
         page.unload(workbench.closed)
     return page

@@ -50,8 +50,9 @@ def main() -> None:
             full += ours
             compressed += theirs
     found = agreement(torch.stack(full), torch.stack(compressed))
+    p99 = "" if found.p99_kl is None else f" (99th percentile {found.p99_kl:.4f})"
     print(
-        f"{', '.join(settings)}: mean divergence {found.mean_kl:.5f} nats (99th percentile {found.p99_kl:.4f}), "
+        f"{', '.join(settings)}: mean divergence {found.mean_kl:.5f} nats{p99}, "
         f"the same most likely token at {found.same_top:.2%} of {found.positions} positions."
     )
     print_json("kv_quality", model=checkpoint.name, settings=settings, **asdict(found))

@@ -12,11 +12,11 @@ from engines import precision
 from engines.cache.stage import why_not as why_not_prefix
 from engines.checkpoint import Checkpoint
 from engines.config import OFF
+from engines.device.report import QUANTITIES, DeviceReading
 from engines.experts import describe_methods as describe_skipping
 from engines.experts.calibration import Calibration
 from engines.kv.stage import why_not as why_not_kv
 from engines.pruning import describe_methods
-from engines.pruning.adaptive import gpu_utilisation
 from engines.pruning.inside import why_not
 from engines.results import Capabilities, Capability
 from engines.vision.reduced import why_not as why_not_reduced
@@ -33,7 +33,9 @@ def describe_device(device: torch.device) -> str:
     return f"CPU, {threads} thread{'s' * (threads > 1)}"
 
 
-def describe_engine(checkpoint: Checkpoint, calibration: Calibration | None = None) -> Capabilities:
+def describe_engine(
+    checkpoint: Checkpoint, reading: DeviceReading, calibration: Calibration | None = None
+) -> Capabilities:
     structure = checkpoint.structure
     millions = checkpoint.parameters / 1e6
     size = f"{millions / 1000:.1f} B" if millions >= 1000 else f"{millions:.1f} M"
@@ -48,7 +50,7 @@ def describe_engine(checkpoint: Checkpoint, calibration: Calibration | None = No
         digest=checkpoint.digest,
         own_top_k=own,
         experts=structure.experts,
-        precisions=precision_capabilities(checkpoint.device, structure.quantised),
+        precisions=precision_capabilities(checkpoint.device, structure.fixed),
         pruning=tuple(
             Capability(
                 method.name, not (reason := why_not(method.name, structure)), reason, f"{method.label}: {method.help}"
@@ -75,7 +77,8 @@ def describe_engine(checkpoint: Checkpoint, calibration: Calibration | None = No
                 f"{structure.deepstack_layers} layers" if structure.deepstack_layers else "",
             ),
             Capability("encoder cache", True),
-            _utilisation(checkpoint.device),
+            _utilisation(checkpoint.device, reading),
+            _readings(reading),
             Capability(
                 "KV compression",
                 not (no_kv := why_not_kv(structure)),
@@ -94,19 +97,26 @@ def describe_engine(checkpoint: Checkpoint, calibration: Calibration | None = No
     )
 
 
-def _utilisation(device: torch.device) -> Capability:
+def _utilisation(device: torch.device, reading: DeviceReading) -> Capability:
     """Whether `pruning.adaptive` can see swings of the load; memory and cache misses it always sees."""
-    reason = gpu_utilisation(device)[1] if device.type == "cuda" else ""
+    reason = reading.missing.get("utilisation", "") if device.type == "cuda" else ""
     what = "GPU" if device.type == "cuda" else "CPU"
     return Capability("load for pruning.adaptive", not reason, reason, "" if reason else f"{what} utilisation")
 
 
-def precision_capabilities(device: torch.device, quantised: str = "") -> tuple[Capability, ...]:
-    """`quantised` says how the checkpoint's own weights are, if they are: those are not converted again."""
+def _readings(reading: DeviceReading) -> Capability:
+    """What the page can show of the device."""
+    found = [quantity.label.lower() for quantity in QUANTITIES if quantity.name in reading.values]
+    reason = "" if found else next(iter(reading.missing.values()))
+    return Capability("device readings", bool(found), reason, f"{', '.join(found)} of the {reading.source}")
+
+
+def precision_capabilities(device: torch.device, fixed: str = "") -> tuple[Capability, ...]:
+    """`fixed` says why the checkpoint's own weights cannot be converted, if they can't: see `Structure.fixed`."""
     return tuple(
         Capability(
             name,
-            not (reason := precision.why_not(name, device, quantised)),
+            not (reason := precision.why_not(name, device, fixed)),
             reason,
             "" if reason else method.kernel(device),
         )

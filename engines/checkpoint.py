@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ import transformers
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError
 
+from engines.device.placement import capacity_of, split
 from engines.structure import Structure, quantisation_of
 
 DEMO = "demo"
@@ -61,6 +63,7 @@ class Checkpoint:
 def quieten_library(*, progress: bool) -> None:
     """Let transformers speak up only about errors, and draw its progress bars only where asked."""
     transformers.logging.set_verbosity_error()
+    logging.getLogger("accelerate").setLevel(logging.ERROR)
     if not progress:
         transformers.logging.disable_progress_bar()
 
@@ -71,15 +74,15 @@ def load_checkpoint(name: str = DEMO, device: str = "auto", dtype: str = "auto")
     folder, is_demo = _locate(name)
     config = _read_config(name, folder)
     stored, wanted = _pick_dtype(dtype, chosen, config, _weight_bytes(folder))
-    _check_memory(name, _weight_bytes(folder) * wanted.itemsize // stored.itemsize, chosen)
+    needed_bytes = _weight_bytes(folder) * wanted.itemsize // stored.itemsize
+    device_map = _device_map(name, config, needed_bytes, wanted, chosen)
     try:
         processor = transformers.AutoProcessor.from_pretrained(folder)
         model, loading = transformers.AutoModelForImageTextToText.from_pretrained(
             folder,
             dtype=wanted,
             output_loading_info=True,
-            # Shard by shard straight to the GPU, so that the host needs no room for the whole model.
-            device_map=None if chosen.type == "cpu" else {"": chosen},
+            device_map=device_map,
         )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         method = quantisation_of(config)
@@ -93,7 +96,9 @@ def load_checkpoint(name: str = DEMO, device: str = "auto", dtype: str = "auto")
             f"The checkpoint {name} lacks {len(lacking)} tensor(s) that its configuration asks for, "
             f"such as {lacking[0]}; download it again or name another."
         )
-    model = model.to(chosen).eval()
+    if device_map is None or len(device_map) == 1:
+        model = model.to(chosen)
+    model = model.eval()
     return Checkpoint(
         name="Demo checkpoint" if is_demo else folder.name if Path(name).expanduser().is_dir() else name,
         structure=Structure(model),
@@ -182,14 +187,32 @@ def _pick_dtype(name: str, device: torch.device, config: Any, weight_bytes: int)
     return stored, torch.float32 if device.type == "cpu" and roomy else stored
 
 
-def _check_memory(name: str, needed_bytes: int, device: torch.device) -> None:
-    """Say that a model does not fit before the system ends the process for it."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    if needed_bytes > free:
+def _device_map(
+    name: str, config: Any, needed_bytes: int, dtype: torch.dtype, device: torch.device
+) -> dict[str, Any] | None:
+    """Which part of the model is loaded where, straight from its files; None for a CPU.
+
+    Says that a model does not fit before the system ends the process for it.
+    """
+    capacity = capacity_of(device)
+    whole = None if device.type == "cpu" else {"": device}
+    if needed_bytes <= capacity.usable:
+        return whole
+    # Weights that are stored quantised cannot be moved one by one, and one memory cannot be split.
+    if not capacity.shared and not quantisation_of(config):
+        with torch.device("meta"):
+            model = transformers.AutoModelForImageTextToText.from_config(config)
+        placed = split(Structure(model), dtype.itemsize, capacity, device)
+        if placed is not None:
+            return placed
+    if needed_bytes > capacity.device:
+        beside = "" if capacity.shared else f", and the machine {capacity.host / 2**30:.1f} GiB"
         raise CheckpointError(
-            f"The weights of {name} need {needed_bytes / 2**30:.1f} GiB and {device} has {free / 2**30:.1f} GiB free; "
+            f"The weights of {name} need {needed_bytes / 2**30:.1f} GiB and {device} has "
+            f"{capacity.device / 2**30:.1f} GiB free{beside}; "
             "use a smaller checkpoint, another --device, or a narrower --dtype."
         )
+    return whole
 
 
 def _digest(folder: Path) -> str:

@@ -40,5 +40,5 @@ def check(
     if config.experts.skipping and own is None:
         raise EngineError("experts.method has no meaning here: this checkpoint is dense and has no experts.")
     for part, chosen in config.precision.parts.items():
-        if reason := precision.why_not(chosen, device, structure.quantised):
+        if reason := precision.why_not(chosen, device, structure.fixed):
             raise EngineError(f"precision.{part}={chosen} is not available: {reason}")

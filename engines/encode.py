@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engines.cache.content import group_contents
-from engines.cache.encoder import EncoderCache, Features
+from engines.cache.encoder import NOBODY, EncoderCache, Features
+from engines.cache.scope import Owner
 from engines.checkpoint import Checkpoint
 from engines.config import VisionConfig
 from engines.prompt import Prompt, VisualItem
@@ -25,7 +26,7 @@ class Found:
     features: dict[tuple[int, int], Features]
     keys: dict[tuple[int, int], str]
     enabled: bool
-    tenant: str = ""
+    owner: Owner = NOBODY
 
 
 class EncodeStage:
@@ -46,13 +47,13 @@ class EncodeStage:
         reduction = run.config.vision.features_key()
         formats = (str(config.details(part)) for part in ("vision", "projector"))
         setting = run.owner.below(self._weights, *formats, reduction)
-        found = Found({}, {}, True, run.owner.tenant)
+        found = Found({}, {}, True, run.owner)
         hits, reused_bytes, tokens, saved_s = 0, 0, 0, 0.0
         for item in prompt.in_prompt_order():
             for group, content in enumerate(group_contents(item, self._temporal_patch)):
                 key = f"{setting}:{content}"
                 found.keys[item.index, group] = key
-                entry = self._cache.get(key)
+                entry = self._cache.get(key, run.owner)
                 if entry is not None:
                     found.features[item.index, group] = entry[0]
                     hits += 1
@@ -76,9 +77,11 @@ class EncodeStage:
                         features[item.index] = encoded
                         encoded_patches += item.pixels.shape[0]
         else:
+            before = self._cache.evictions
             for item in prompt.in_prompt_order():
                 encoded_patches += self._encode_missing(item, found, run.config.vision)
                 features[item.index] = join([found.features[item.index, group] for group in range(item.groups)])
+            run.cache = replace(run.cache, evictions=self._cache.evictions - before)
         span["encoded_patches"] = encoded_patches
         span["visual_tokens"] = sum(item.pooled.shape[0] for item in features.values())
         run.encoded = [(item, features[item.index]) for item in prompt.in_prompt_order()]
@@ -102,7 +105,7 @@ class EncodeStage:
         cost_s = (time.perf_counter() - start_s) / len(encoded)
         by_key = dict(zip(first_of_key, encoded, strict=True))
         for key, features in by_key.items():
-            self._cache.put(key, features, cost_s, found.tenant)
+            self._cache.put(key, features, cost_s, found.owner)
         for group in range(item.groups):
             if (item.index, group) not in found.features:
                 found.features[item.index, group] = by_key[found.keys[item.index, group]]

@@ -28,8 +28,14 @@ from engines.cache.stage import PrefixStage, refusal
 from engines.cancel import Cancelled, cancellable
 from engines.capabilities import describe_engine
 from engines.checkpoint import Checkpoint, load_checkpoint
+from engines.compare import SideEvent
 from engines.config import CacheConfig, CompressionConfig
 from engines.decoding import Decoder, Detokeniser, Sampler, stop_tokens
+from engines.device.monitor import Monitor
+from engines.device.placement import placement
+from engines.device.report import DeviceReading, Placement
+from engines.divergence import measure, most_tokens
+from engines.divergence_report import DivergenceReport
 from engines.encode import EncodeStage, Found
 from engines.experts.calibration import load as load_calibration
 from engines.experts.stage import ExpertStage
@@ -41,9 +47,9 @@ from engines.precision.collapse import measure_collapse
 from engines.precision.pool import WeightPool
 from engines.precision.statistics import load as load_statistics
 from engines.prompt import Prompt, build_prompt, check_question
-from engines.pruning.adaptive import DeviceReader, KeepRatioController
+from engines.pruning.adaptive import DeviceReader, KeepRatioController, settled
 from engines.pruning.stage import PruneStage
-from engines.reports import Adaptation, CacheStats, CollapseReport
+from engines.reports import CacheStats, CollapseReport
 from engines.results import (
     Capabilities,
     EngineError,
@@ -60,11 +66,14 @@ from engines.run import Run
 from engines.sequence import Sequence, build_sequence, embed_question
 from engines.settings import fingerprint
 from engines.structure import synchronise
+from engines.tokens.build import positions_of, registry_of, rows_visual
 from engines.trace import Tracer
 from engines.vision import report as vision_report
 
 ENCODER_CACHE_BYTES = 512 << 20
 PREFIX_CACHE_BYTES = 1 << 30
+# How long a reading of the device is waited for; the first one opens the reader.
+READING_S, FIRST_READING_S = 0.5, 3.0
 
 
 def load_engine(model: str = "demo", device: str = "auto", dtype: str = "auto") -> Engine:
@@ -102,8 +111,9 @@ class Engine:
             checkpoint.folder,
             load_statistics(checkpoint.digest),
         )
+        self._monitor = Monitor.of(checkpoint.device)
         self._calibration = load_calibration(checkpoint.digest, len(self._structure.moe_layers))
-        self._adapted = KeepRatioController(DeviceReader(checkpoint.device, self._cache))
+        self._adapted = KeepRatioController(DeviceReader(checkpoint.device, self._cache, self._monitor))
         self._lock = threading.Lock()
         self._warm = warm.WarmShapes()
         self._stop = stop_tokens(checkpoint.model, checkpoint.tokenizer)
@@ -111,19 +121,29 @@ class Engine:
         self._encoding = EncodeStage(checkpoint, self._cache, self._temporal_patch)
 
     def capabilities(self) -> Capabilities:
-        return describe_engine(self.checkpoint, self._calibration)
+        return describe_engine(self.checkpoint, self.read_device(FIRST_READING_S), self._calibration)
+
+    def placement(self) -> Placement:
+        """Where the weights lie now."""
+        return placement(self._structure)
+
+    def read_device(self, timeout_s: float = READING_S) -> DeviceReading:
+        """What the device says now, or why it says nothing; never waits for longer, nor for a run."""
+        return self._monitor.fresh(timeout_s)
 
     def cache_totals(self) -> dict[str, CacheStats]:
         """Counters since the engine started, per level."""
         return {LEVEL: self._cache.stats(), PREFIX_LEVEL: self._prefixes.stats()}
 
-    def clear_caches(self, level: str | None = None, tenant: str | None = None) -> None:
-        """Forget the entries of a level, or of all, that one tenant owns, or all do; waits for a run in progress."""
+    def clear_caches(self, level: str | None = None, tenant: str | None = None, scope: str | None = None) -> None:
+        """Forget the entries of a level, or of all, that one tenant owns, or all do, and that were shared at one scope,
+        or at any; waits for a run in progress.
+        """
         with self._lock:
             if level in (None, LEVEL):
-                self._cache.clear(tenant)
+                self._cache.clear(tenant, scope)
             if level in (None, PREFIX_LEVEL):
-                self._prefixes.clear(tenant)
+                self._prefixes.clear(tenant, scope)
 
     def close(self) -> None:
         with self._lock:
@@ -152,6 +172,18 @@ class Engine:
                 return measure_collapse(self.checkpoint, request)
             except Cancelled:
                 raise EngineError("Stopped before every layer was seen.") from None
+
+    def divergence(
+        self, request: RunRequest, config: CompressionConfig, answer: tuple[int, ...] = ()
+    ) -> Iterator[SideEvent | DivergenceReport]:
+        """How far the compressed model's predictions are from the full one's along the full one's answer.
+
+        `answer` are its tokens, if they are known. Yields the events of both runs and ends with the report; without
+        it where `request.cancel` was set. Raises as `run` does.
+        """
+        tokenizer = self.checkpoint.tokenizer
+        most = most_tokens(int(self._structure.text_config.vocab_size))
+        yield from measure(self, request, config, answer=answer, most=most, text_of=lambda one: tokenizer.decode([one]))
 
     def check(self, config: CompressionConfig) -> None:
         """Raise ValueError or EngineError for settings that this checkpoint or device cannot do."""
@@ -191,11 +223,14 @@ class Engine:
         # After Cancelled the stages below see the same flag, and end with what there is.
         if request.warm_up:
             with suppress(Cancelled):
-                yield from self._warm_up(request, _settled(config, adaptation), experts, attention, kv)
+                yield from self._warm_up(request, settled(config, adaptation), experts, attention, kv)
+        if request.watch is not None:
+            stack.enter_context(request.watch.applied(self._structure))
         prepare_s = time.perf_counter() - start_s
 
         stack.enter_context(experts.counting())
         self._pool.start_counting()
+        recording = stack.enter_context(self._monitor.recording())
         meter = PeakMeter(self.checkpoint.device)
         meter.start()
         run = Run(request, config, experts, attention, kv, Tracer(lambda: synchronise(self.checkpoint.device)))
@@ -214,6 +249,7 @@ class Engine:
             stop=self._stop,
             totals=self.cache_totals(),
             prepare_s=prepare_s,
+            device=recording.report(len(run.tokens)),
         )
         if config.vision.active and config.vision.measure_fidelity and run.vision is not None:
             yield StageStarted("measuring fidelity")
@@ -268,6 +304,8 @@ class Engine:
     def _decode_media(self, run: Run, span: dict[str, Any]) -> None:
         request, modality = run.request, run.config.modality
         run.media = load_all(request.media, limits=request.limits, sampling=request.frames)
+        if request.alter is not None:
+            run.media = [request.alter(item) for item in run.media]
         for kind, used in (("image", modality.image), ("video", modality.video)):
             dropped = [item for item in run.media if item.kind == kind and not used]
             if dropped:
@@ -288,6 +326,7 @@ class Engine:
                 "Use fewer or smaller media, or fewer frames."
             )
         run.prompt_tokens = prompt.length
+        run.registry = registry_of(self._structure, prompt, self._temporal_patch)
         span["prompt_tokens"] = prompt.length
         span["patches"] = sum(item.pixels.shape[0] for item in prompt.in_prompt_order())
         return prompt
@@ -316,11 +355,15 @@ class Engine:
         if run.prefix is not None:
             run.held.callback(run.prefix.close)
             run.planned = run.prefix.look_up(span)
+        if run.planned is not None:
+            assert run.registry is not None
+            run.registry = run.registry.pruned(run.planned.cells)
 
     def _prefix_stage(self, run: Run, prompt: Prompt) -> PrefixStage | None:
         """The prefix cache for this prompt; None where it is off."""
         if not run.config.cache.prefix:
             return None
+        assert run.registry is not None
         refused = refusal(run.config)
         run.warnings += [refused] if refused else []
         if refused or run.owner is None:
@@ -332,6 +375,7 @@ class Engine:
             run.owner,
             f"{self.checkpoint.digest}:{self.checkpoint.dtype}:{self.checkpoint.device}",
             prompt,
+            run.registry,
             seed=run.request.sampling.seed,
             temporal_patch=self._temporal_patch,
             # What becomes of the KV cache may go by the attention of the prompt's last rows, which must then be run.
@@ -356,11 +400,13 @@ class Engine:
             run.prefix.keep(run.decoder, run.tokens[:-1], span, prefill_s=prefill_s, encode_s=encode_s)
 
     def _prune(self, run: Run, prompt: Prompt, features: dict[int, Features], span: dict[str, Any]) -> Sequence:
+        assert run.registry is not None
         sequence = build_sequence(
             self._structure,
             prompt,
             [features[item.index] for item in prompt.images],
             [features[item.index] for item in prompt.videos],
+            positions_of(run.registry, self.checkpoint.device),
         )
         run.pruning = PruneStage(
             self._structure,
@@ -373,6 +419,8 @@ class Engine:
             adaptation=run.adaptation,
         )
         entering = run.pruning.enter()
+        if run.pruning.report is not None:
+            run.registry = run.registry.pruned(run.pruning.report.cells)
         span |= run.pruning.attributes()
         return entering
 
@@ -389,8 +437,13 @@ class Engine:
         run.experts.begin(sequence.visual[0])
         run.attention.begin(sequence.visual[0])
         # Compression looks at every row of the cache, those found in the prefix cache too.
-        run.kv.begin(run.prefix.visual(sequence.visual.device) if run.prefix else sequence.visual[0])
+        assert run.registry is not None
+        run.kv.begin(rows_visual(run.registry, sequence.visual.device))
+        if run.request.watch is not None:
+            run.request.watch.begin(sequence.visual[0])
         logits = run.decoder.prefill(sequence)
+        if run.pruning is not None and run.pruning.layer is not None and run.pruning.report is not None:
+            run.registry = run.registry.pruned(run.pruning.report.cells, run.pruning.layer)
         if run.prefix is not None:
             run.prefix.prefilled(run.decoder)
         span |= (run.pruning.inside_attributes() if run.pruning else {}) | run.attention.attributes()
@@ -459,10 +512,3 @@ class Engine:
                 self._compress_kv(run, {})
             run.decoder.step(token)
         self._warm.add(asked, shape)
-
-
-def _settled(config: CompressionConfig, adaptation: Adaptation | None) -> CompressionConfig:
-    """The settings with the keep ratio that the device was found to need."""
-    if adaptation is None:
-        return config
-    return replace(config, pruning=replace(config.pruning, keep_ratio=adaptation.used, adaptive=False))

@@ -8,6 +8,7 @@ from engines.cache.encoder import LEVEL
 from engines.cache.prefix import LEVEL as PREFIX_LEVEL
 from engines.capabilities import describe_device
 from engines.checkpoint import Checkpoint
+from engines.device.report import DeviceReport
 from engines.memory import PeakMeter, cache_bytes
 from engines.precision.pool import WeightPool
 from engines.reports import CacheReport, CacheStats, MemoryReport, PruneReport
@@ -26,6 +27,7 @@ def result_of(
     stop: Collection[int],
     totals: dict[str, CacheStats],
     prepare_s: float,
+    device: DeviceReport,
 ) -> RunResult:
     """`stop` are the tokens that end an answer, `totals` the counters of the caches since the engine started."""
     peak_bytes = meter.peak_bytes()
@@ -45,7 +47,13 @@ def result_of(
         trace=trace,
         prune_report=report,
         cache_stats=CacheReport(
-            run={LEVEL: run.cache, PREFIX_LEVEL: run.prefix.stats if run.prefix else CacheStats()},
+            run={
+                level: stats.within(run.owner.scope) if run.owner is not None and stats.queries else stats
+                for level, stats in (
+                    (LEVEL, run.cache),
+                    (PREFIX_LEVEL, run.prefix.stats if run.prefix else CacheStats()),
+                )
+            },
             total=totals,
         ),
         expert_report=run.experts.report(),
@@ -60,8 +68,12 @@ def result_of(
         model=checkpoint.name,
         device=describe_device(checkpoint.device),
         prepare_s=prepare_s,
+        device_report=device,
         vision_report=run.vision,
         attention_report=run.attention.report(),
         kv_report=run.kv.report(run.decoder.cache) if run.decoder else None,
         precision_report=pool.report(run.config.precision),
+        registry=run.registry.evicted(run.kv.rows_held(run.decoder.cache))
+        if run.registry is not None and run.decoder is not None
+        else run.registry,
     )

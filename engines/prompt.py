@@ -13,6 +13,7 @@ from transformers.video_utils import VideoMetadata
 
 from engines.media import Media
 from engines.results import EngineError, RunRequest
+from engines.tokens.group import FrameGroup
 
 # Timestamps are handed over as frame indices of a clip with this rate, so that they are exact to a millisecond
 # for clips of any frame rate, variable ones included.
@@ -162,3 +163,20 @@ def frame_groups(item: VisualItem, temporal_patch: int) -> list[tuple[tuple[int,
         frames = sorted({min(index, last) for index in range(start, start + temporal_patch)})
         groups.append((tuple(frames), (times[start] + times[start + temporal_patch - 1]) / 2))
     return groups
+
+
+def visual_groups(items: Sequence[VisualItem], merge: int, temporal_patch: int) -> tuple[FrameGroup, ...]:
+    """The images and frame groups of these items, in their order."""
+    return tuple(
+        FrameGroup(
+            item=item.index,
+            name=item.media.name,
+            kind=item.media.kind,
+            frames=shown,
+            timestamp_s=timestamp_s,
+            rows=item.grid[1] // merge,
+            columns=item.grid[2] // merge,
+        )
+        for item in items
+        for shown, timestamp_s in frame_groups(item, temporal_patch)
+    )

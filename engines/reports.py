@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from engines.tokens.group import FrameGroup
 
 
 @dataclass(frozen=True)
-class FramePruning:
-    """Which visual tokens of one image, or of one frame group of a video, were kept.
+class FramePruning(FrameGroup):
+    """Which visual tokens of one image, or of one frame group of a video, were kept."""
 
-    The grid is row by row: cell (row, column) is at `row * columns + column`.
-    """
-
-    item: int
-    """Index of the image or video among the media that the run used, as `MediaReady` lists them."""
-    name: str
-    kind: str
-    frames: tuple[int, ...]
-    """Indices of the sampled frames that the group holds; (0,) for an image."""
-    timestamp_s: float | None
-    rows: int
-    columns: int
     scores: tuple[float, ...] | None
     """The method's own score per cell, higher is kept sooner. None where the method ran no scoring."""
     kept: tuple[bool, ...]
@@ -74,21 +64,19 @@ class PruneReport:
     def achieved_keep_ratio(self) -> float | None:
         return self.tokens_after / self.tokens_before if self.tokens_before else None
 
+    @property
+    def cells(self) -> list[bool]:
+        """Whether each visual token of the whole prompt was kept, numbered as in `TokenRegistry`."""
+        return [kept for frame in self.frames for kept in frame.kept]
+
 
 @dataclass(frozen=True)
-class FrameFidelity:
+class FrameFidelity(FrameGroup):
     """How close the reduced vision tower stays to the whole one in one image or frame group, token by token.
 
-    The grid is row by row, as in `FramePruning`, and holds every visual token, pruned afterwards or not.
+    The grid holds every visual token, pruned afterwards or not.
     """
 
-    item: int
-    name: str
-    kind: str
-    frames: tuple[int, ...]
-    timestamp_s: float | None
-    rows: int
-    columns: int
     similarity: tuple[float, ...]
     """Cosine between both towers' centred responses of the 3 x 3 neighbourhood, -1 to 1."""
     overlap: tuple[float, ...]
@@ -138,16 +126,30 @@ class CacheStats:
     hits: int = 0
     bytes: int = 0
     """Bytes reused (of a run) or held (in total)."""
+    budget_bytes: int = 0
+    """Bytes that may be held at most; of totals only."""
     entries: int = 0
+    """Of totals only."""
     evictions: int = 0
+    """Entries given up for others; of a run, for those that it left."""
     saved_s: float = 0.0
     tokens: int = 0
     """Tokens reused: visual ones of the encoder cache, those of a prompt of the prefix cache."""
+    scopes: dict[str, CacheStats] = field(default_factory=dict)
+    """The same by whom the entries were shared with (`cache.scope`): session, resource, user, tenant, global."""
 
     def and_then(self, later: CacheStats) -> CacheStats:
         """Of this run and a later one together."""
         mine, others = vars(self), vars(later)
-        return CacheStats(**{name: value + others[name] for name, value in mine.items()})
+        summed = {name: value + others[name] for name, value in mine.items() if name != "scopes"}
+        names = dict.fromkeys((*self.scopes, *later.scopes))
+        usual = CacheStats()
+        scopes = {name: self.scopes.get(name, usual).and_then(later.scopes.get(name, usual)) for name in names}
+        return CacheStats(**summed, scopes=scopes)
+
+    def within(self, scope: str) -> CacheStats:
+        """With all of it said to be of one scope."""
+        return replace(self, scopes={scope: self})
 
     @property
     def hit_rate(self) -> float | None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from engines.cache.scope import Scope
 from engines.config import CompressionConfig, SamplingConfig
+from engines.device.report import DeviceReport
 from engines.experts.calibration import Calibration
 from engines.media import FrameSampling, Media, MediaLimits
 from engines.reports import (
@@ -22,12 +25,30 @@ from engines.reports import (
     PruneReport,
     VisionReport,
 )
+from engines.tokens.registry import TokenRegistry
 from engines.trace import Span, Trace
 
 if TYPE_CHECKING:
     from threading import Event as ThreadEvent
 
+    from torch import Tensor
+
+    from engines.structure import Structure
+
 SCHEMA_VERSION = 2
+
+
+class Watch(Protocol):
+    """Looks on while the language model runs one request; nothing that it sees may be changed."""
+
+    def applied(self, structure: Structure) -> AbstractContextManager[None]:
+        """While open, the request's own run is looked at, and no other."""
+
+    def begin(self, visual: Tensor) -> None:
+        """`visual` (length,) bool: which tokens of the prompt that is run next are visual."""
+
+    def narrow(self, keep: Tensor) -> None:
+        """Inside the prefill: only the rows where `keep` (tokens,) is true go on to the layers that follow."""
 
 
 class EngineError(RuntimeError):
@@ -58,6 +79,10 @@ class RunRequest:
     """Set from another thread, it ends the run at the next layer, with what was answered until then."""
     scope: Scope = field(default_factory=Scope)
     """Whose run it is, as far as the caches are concerned."""
+    alter: Callable[[Media], Media] | None = field(default=None, compare=False)
+    """Done to each decoded image or clip before the model sees it, such as adding noise."""
+    watch: Watch | None = field(default=None, compare=False)
+    """Looks on inside the language model. Its time counts in the run, so such runs are not for timing."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +120,10 @@ class RunResult:
     """None where the KV cache was left plain."""
     precision_report: PrecisionReport | None = None
     """None from an engine that does not say."""
+    device_report: DeviceReport | None = None
+    """None from an engine that does not say."""
+    registry: TokenRegistry | None = field(default=None, compare=False)
+    """Where every token of the prompt is; None where the run ended before there was a prompt."""
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -106,6 +135,7 @@ class RunResult:
         values = dataclasses.asdict(self)
         values["prune_report"]["achieved_keep_ratio"] = self.prune_report.achieved_keep_ratio
         values["tokens_per_s"] = self.tokens_per_s
+        values["registry"] = self.registry.to_dict() if self.registry is not None else None
         for scope in ("run", "total"):
             for level, stats in getattr(self.cache_stats, scope).items():
                 values["cache_stats"][scope][level]["hit_rate"] = stats.hit_rate

@@ -20,6 +20,7 @@ from engines.prompt import VisualItem
 from engines.pruning.stage import PruneStage
 from engines.reports import Adaptation, CacheStats, PruneReport, VisionReport
 from engines.results import RunRequest
+from engines.tokens.registry import TokenRegistry
 from engines.trace import Tracer
 
 
@@ -44,6 +45,8 @@ class Run:
     adaptation: Adaptation | None = None
     """How the keep ratio follows the device, where it shall."""
     prompt_tokens: int = 0
+    registry: TokenRegistry | None = None
+    """Where the prompt's tokens are; None before there is a prompt."""
     encoded: list[tuple[VisualItem, Features]] = field(default_factory=list)
     vision: VisionReport | None = None
     pruning: PruneStage | None = None
@@ -59,6 +62,8 @@ class Run:
         self.experts.narrow(keep)
         self.attention.narrow(keep)
         self.kv.narrow(keep)
+        if self.request.watch is not None:
+            self.request.watch.narrow(keep)
 
     @property
     def cancelled(self) -> bool:

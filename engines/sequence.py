@@ -50,8 +50,17 @@ class Sequence:
         )
 
 
-def build_sequence(structure: Structure, prompt: Prompt, images: Items[Features], videos: Items[Features]) -> Sequence:
-    """Put the features in the places that the processor left for them, as transformers' forward pass does."""
+def build_sequence(
+    structure: Structure,
+    prompt: Prompt,
+    images: Items[Features],
+    videos: Items[Features],
+    positions: Tensor | None = None,
+) -> Sequence:
+    """Put the features in the places that the processor left for them, as transformers' forward pass does.
+
+    `positions` (3, 1, length) are those of the prompt, if they are known already.
+    """
     core, ids = structure.core, prompt.input_ids
     embeddings = core.get_input_embeddings()(ids)
     masks = {}
@@ -67,7 +76,8 @@ def build_sequence(structure: Structure, prompt: Prompt, images: Items[Features]
     visual = torch.zeros_like(ids, dtype=torch.bool)
     for mask in masks.values():
         visual = visual | mask
-    positions = prompt_positions(structure, prompt)
+    if positions is None:
+        positions = prompt_positions(structure, prompt)
     return Sequence(
         embeddings=embeddings,
         positions=positions,

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engines.config import PARTS
+from engines.device.offload import offloaded, offloaded_tensors
 from engines.results import EngineError
 
 
@@ -58,6 +59,8 @@ class Structure:
         self.mergers: list[nn.Module] = [self.visual.merger, *getattr(self.visual, "deepstack_merger_list", [])]
         self.deepstack_layers = len(self.mergers) - 1
         self.moe_layers = list(_find_moe_layers(self.language_model))
+        self.offloaded = any(True for _ in offloaded(model))
+        """Whether some weights are away from the device between the passes of their modules."""
 
     @property
     def own_top_k(self) -> int | None:
@@ -98,6 +101,15 @@ class Structure:
     def quantised(self) -> str:
         """How the checkpoint's own weights are quantised, such as fp8, awq or gptq; empty when they are not."""
         return quantisation_of(self.config)
+
+    @property
+    def fixed(self) -> str:
+        """Why no weight can be converted to another precision, in a sentence; empty when they can."""
+        if self.quantised:
+            return f"This checkpoint is quantised already ({self.quantised}) and runs as it is."
+        if self.offloaded:
+            return "These weights are split over GPU and CPU memory, and only those that fit the GPU can be converted."
+        return ""
 
     @property
     def tied_head(self) -> bool:
@@ -379,6 +391,8 @@ def _tensors(module: nn.Module | None) -> Iterator[Tensor]:
     if module is not None:
         yield from module.parameters()
         yield from module.buffers()
+        # The parameters then are stand-ins without values.
+        yield from offloaded_tensors(module)
 
 
 def quantisation_of(config: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,20 +58,31 @@ class Trace:
         """End-to-end time that lies in no top-level span."""
         return self.total_s - sum(span.duration_s for span in self.spans if span.parent is None)
 
-    def to_chrome(self, process: str = "run") -> list[dict[str, Any]]:
-        """Events in Chrome's trace format, which Perfetto opens; times in microseconds."""
-        return [
-            {
-                "name": span.name,
-                "ph": "X",
-                "ts": span.start_s * 1e6,
-                "dur": span.duration_s * 1e6,
-                "pid": process,
-                "tid": span.parent or "stages",
-                "args": span.attributes,
-            }
-            for span in self.spans
-        ]
+    def to_chrome(self, pid: int = 1, tid: int = 1) -> list[dict[str, Any]]:
+        """Complete events of Chrome's trace format, in microseconds: the run, and within it its spans."""
+        run = Span("run", 0.0, max([self.total_s, *(span.end_s for span in self.spans)]))
+        return [_event(span, pid, tid) for span in (run, *self.spans)]
+
+
+def chrome_trace(runs: Mapping[str, Sequence[Trace]]) -> dict[str, Any]:
+    """A file for Perfetto or chrome://tracing: a process for each name, in it a thread for each of its traces.
+
+    Every run starts at 0, so that they can be laid over each other.
+    """
+    events: list[dict[str, Any]] = []
+    for pid, (name, traces) in enumerate(runs.items(), start=1):
+        events.append({"name": "process_name", "ph": "M", "pid": pid, "args": {"name": name}})
+        for tid, trace in enumerate(traces, start=1):
+            label = {"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": f"run {tid}"}}
+            events += [label, *trace.to_chrome(pid, tid)]
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _event(span: Span, pid: int, tid: int) -> dict[str, Any]:
+    # Whole nanoseconds: viewers nest events by their ends, which must not differ by a rounding of the sum.
+    start_us, end_us = round(span.start_s * 1e6, 3), round(span.end_s * 1e6, 3)
+    event = {"name": span.name, "ph": "X", "ts": start_us, "dur": round(end_us - start_us, 3), "pid": pid, "tid": tid}
+    return {**event, "args": span.attributes}
 
 
 class Tracer:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+# What a client that has gone would be told: nginx's "client closed request".
+GONE = 499
 SURPRISE = "Something went wrong while running the model; the server log has the details."
 
 

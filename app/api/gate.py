@@ -52,6 +52,11 @@ class Gate:
             return cls(this_machine_only=True)
         return cls(closed=SAFE_DEFAULT)
 
+    @property
+    def lets_strangers_in(self) -> bool:
+        """Callers without a key who need not be one person."""
+        return not self.keys and not self.this_machine_only
+
     def describe(self) -> str:
         """Who is let in, for the line that the server prints."""
         if self.keys:

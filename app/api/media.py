@@ -1,14 +1,14 @@
-"""Pictures and clips of a request: from data URLs to files in a folder of the request's own. Nothing is fetched."""
+"""Pictures and clips of a request: from data URLs and the like to files in a folder of the request's own."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from app.api.errors import bad_request, too_large
-from app.api.schema import ImagePart, MediaPart
+from app.api.schema import MediaPart
 from engines.media import MIB, MediaError, MediaLimits
 from engines.media.sniff import HEAD_BYTES, sniff
 
@@ -27,34 +27,42 @@ def most_body_bytes(limits: MediaLimits) -> int:
     return -(-most_media_bytes(limits) // 3) * 4 + MOST_TEXT_BYTES
 
 
-def store_media(parts: Sequence[MediaPart], folder: Path, limits: MediaLimits) -> tuple[Path, ...]:
-    """Write each to a file in `folder`. ApiError for a URL that is no data URL, bad base64, or too much of it.
+def store_media(
+    parts: Sequence[MediaPart], folder: Path, limits: MediaLimits, read: Callable[[str, str, int], bytes]
+) -> tuple[Path, ...]:
+    """Write each to a file in `folder`. ApiError for a URL that leads to nothing, a wrong kind of file, or too much.
 
-    Only the beginning of each is looked at here, so that a file of a wrong kind need not wait for its turn to be
-    refused; the engine decodes it, by its content and never by the type that the URL states.
+    `read(url, name, most)` gives the bytes, `most` of them at most, and `name` is for its sentences. Only the beginning
+    of each is looked at here, so that a file of a wrong kind need not wait for its turn to be refused; the engine
+    decodes it, by its content and never by the type that the URL states.
     """
     if len(parts) > limits.max_items:
         raise bad_request(f"{len(parts)} images and videos were given; at most {limits.max_items} are allowed.")
     paths = []
     total = 0
     for number, part in enumerate(parts, 1):
-        kind, url = ("image", part.image_url.url) if isinstance(part, ImagePart) else ("video", part.video_url.url)
+        kind, url = part.kind, part.url
         # The name is what the media loader's sentences call it.
         path = folder / f"{kind} {number}"
-        data = decode(url, path.name)
+        data = read(url, path.name, most_media_bytes(limits))
         total += len(data)
         if total > most_media_bytes(limits):
             raise too_large(
                 f"The images and videos are larger than {most_media_bytes(limits) / MIB:.0f} MiB together; "
                 "send fewer or smaller ones."
             )
-        try:
-            sniff(path.name, data[:HEAD_BYTES])
-        except MediaError as error:
-            raise bad_request(str(error), f"{kind}_url") from error
+        check_kind(path.name, data, part.type)
         path.write_bytes(data)
         paths.append(path)
     return tuple(paths)
+
+
+def check_kind(name: str, data: bytes, param: str) -> None:
+    """Refuse what is no image or video by its first bytes."""
+    try:
+        sniff(name, data[:HEAD_BYTES])
+    except MediaError as error:
+        raise bad_request(str(error), param) from error
 
 
 def decode(url: str, name: str) -> bytes:
@@ -64,7 +72,8 @@ def decode(url: str, name: str) -> bytes:
     if scheme.lower() != "data":
         raise bad_request(
             f"The URL of {name} is not a data URL, and no other is opened here: "
-            "send the file itself as data:image/png;base64,... or data:video/mp4;base64,...",
+            "send the file itself as data:image/png;base64,... or data:video/mp4;base64,..., or upload it to /v1/files "
+            "and give its id.",
             code="invalid_url",
         )
     if not comma or not rest.lower().endswith(";base64"):

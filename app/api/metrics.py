@@ -21,6 +21,7 @@ from engines.results import RunResult
 
 TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5)
 REQUEST_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
+LENGTHS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000)
 SHARES = tuple(step / 20 for step in range(1, 21))
 LABEL = "model_name"
 
@@ -48,6 +49,26 @@ class Metrics:
         self._queue_time = self._histogram(
             "vllm:request_queue_time_seconds", "In the line for the engine; requests of the endpoint only.", REQUEST_S
         )
+        self._prefill_time = self._histogram(
+            "vllm:request_prefill_time_seconds",
+            "From decoding the media to the first token, of whole answers.",
+            REQUEST_S,
+        )
+        self._decode_time = self._histogram(
+            "vllm:request_decode_time_seconds", "From the first token to the last, of whole answers.", REQUEST_S
+        )
+        self._inference_time = self._histogram(
+            "vllm:request_inference_time_seconds", "The last two together.", REQUEST_S
+        )
+        self._prompt_length = self._histogram(
+            "vllm:request_prompt_tokens", "Tokens of a prompt, before pruning.", LENGTHS
+        )
+        self._answer_length = self._histogram("vllm:request_generation_tokens", "Tokens of an answer.", LENGTHS)
+        # Two names of one figure where a request has one answer, as all have here.
+        self._answer_limit = [
+            self._histogram(name, "Tokens that the answer was allowed.", LENGTHS)
+            for name in ("vllm:request_max_num_generation_tokens", "vllm:request_params_max_tokens")
+        ]
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Tokens of prompts, before pruning.")
         self._generation_tokens = self._counter("vllm:generation_tokens", "Tokens of answers.")
         self._success = Counter(
@@ -77,6 +98,8 @@ class Metrics:
 
     def ended(self, run: Observation) -> None:
         self._running.dec()
+        for histogram in self._answer_limit:
+            histogram.observe(run.request.sampling.max_new_tokens)
         if run.error is not None:
             self._errors.inc()
         if run.result is not None:
@@ -105,6 +128,13 @@ class Metrics:
                 histogram.observe(after - before)
         if reason != "abort":
             self._latency.observe(result.trace.total_s)
+            self._prompt_length.observe(result.prompt_tokens)
+            self._answer_length.observe(len(result.tokens))
+        if reason != "abort" and result.ttft_s is not None and token_times_s:
+            decode_s = token_times_s[-1] - token_times_s[0]
+            self._prefill_time.observe(result.ttft_s)
+            self._decode_time.observe(decode_s)
+            self._inference_time.observe(result.ttft_s + decode_s)
         for span in result.trace.spans:
             if span.parent is None:
                 self._stages.labels(self._model_name, span.name).inc(span.duration_s)
@@ -147,6 +177,21 @@ class _Caches(Collector):
                 family = CounterMetricFamily(f"{called}_{name}", about, labels=[LABEL])
                 family.add_metric([self._model_name], getattr(stats, name))
                 yield family
+        prefix = levels.get("prefix")
+        if prefix is not None and prefix.budget_bytes:
+            usage = GaugeMetricFamily(
+                "vllm:kv_cache_usage_perc", "Share of the prefix cache's byte budget in use, 1 is all.", labels=[LABEL]
+            )
+            usage.add_metric([self._model_name], prefix.bytes / prefix.budget_bytes)
+            yield usage
+        asked = CounterMetricFamily(
+            "workbench_cache_queries", "Asked of a cache, by whom entries were shared with.",
+            labels=[LABEL, "level", "scope"],
+        )  # fmt: skip
+        found = CounterMetricFamily(
+            "workbench_cache_hits", "Found in a cache, by whom entries were shared with.",
+            labels=[LABEL, "level", "scope"],
+        )  # fmt: skip
         held = GaugeMetricFamily("workbench_cache_bytes", "Held by a cache.", labels=[LABEL, "level"])
         evictions = CounterMetricFamily(
             "workbench_cache_evictions", "Entries that a cache gave up for others.", labels=[LABEL, "level"]
@@ -158,4 +203,7 @@ class _Caches(Collector):
             held.add_metric([self._model_name, level], stats.bytes)
             evictions.add_metric([self._model_name, level], stats.evictions)
             saved.add_metric([self._model_name, level], stats.saved_s)
-        yield from (held, evictions, saved)
+            for scope, part in stats.scopes.items():
+                asked.add_metric([self._model_name, level, scope], part.queries)
+                found.add_metric([self._model_name, level, scope], part.hits)
+        yield from (asked, found, held, evictions, saved)

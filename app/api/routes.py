@@ -10,6 +10,7 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,27 +22,25 @@ from starlette.routing import BaseRoute, Mount, Route
 
 from app import tenants
 from app.api import reply
+from app.api.body import whole
 from app.api.conversation import read_conversation
-from app.api.errors import ApiError, bad_request, queue_full, server_error, too_large
+from app.api.errors import GONE, ApiError, bad_request, queue_full, server_error
+from app.api.files import FileRoutes
 from app.api.gate import Gate
 from app.api.job import Job
 from app.api.media import most_body_bytes, store_media
 from app.api.metrics import Metrics
 from app.api.reply import Reply
 from app.api.schema import ChatRequest, parse
+from app.api.sources import Sources
 from app.api.spans import Spans
 from app.observed import WorkbenchEngine
 from app.turnstile import QueueFull, Turnstile
 from engines.config import CompressionConfig
-from engines.media import MIB, MediaLimits
+from engines.media import MediaLimits
 from engines.results import EngineError, Event, Finished, RunRequest, TokenReady
 
 log = logging.getLogger(__name__)
-
-# A client that sends its request slowly keeps a place in the line no longer than this.
-BODY_S = 120
-# What a client that has gone would be told: nginx's "client closed request".
-GONE = 499
 
 
 @dataclass(frozen=True)
@@ -55,6 +54,7 @@ class Endpoint:
     gate: Gate
     metrics: Metrics
     spans: Spans | None
+    sources: Sources
 
     def routes(self) -> list[BaseRoute]:
         """To stand before the page's own routes, which answer every other address."""
@@ -64,6 +64,9 @@ class Endpoint:
         app.add_api_route("/models", self.models, methods=["GET"])
         app.add_api_route("/models/{name:path}", self.model, methods=["GET"])
         app.add_api_route("/chat/completions", self.chat, methods=["POST"])
+        FileRoutes(
+            self.sources.files, self.turnstile, self.limits, self._tenant, strangers=self.gate.lets_strangers_in
+        ).add_to(app)
         return [
             Mount("/v1", app),
             Route("/health", self.health),
@@ -112,7 +115,7 @@ class Endpoint:
             except QueueFull:
                 raise queue_full(self.turnstile.retry_after_s) from None
             try:
-                body = await _read(request, most_body_bytes(self.limits))
+                body = await whole(request, most_body_bytes(self.limits))
             except ClientDisconnect:
                 return Response(status_code=GONE)
             context = self._context(request)
@@ -143,7 +146,7 @@ class Endpoint:
         said = read_conversation(asked.messages)
         run = RunRequest(
             question=said.question,
-            media=store_media(said.media, folder, self.limits),
+            media=store_media(said.media, folder, self.limits, partial(self.sources.read, tenant)),
             history=said.history,
             sampling=sampling,
             limits=self.limits,
@@ -168,7 +171,7 @@ class Endpoint:
         answer = Reply(self.model_name, asked.include_usage, bool(asked.return_trace))
         events = job.events()
         headers = {"X-Request-Id": answer.id}
-        whole: bytes | None = None
+        content: bytes | None = None
         try:
             async for event in events:
                 if isinstance(event, TokenReady) and asked.stream:
@@ -177,15 +180,15 @@ class Endpoint:
                         stream, media_type="text/event-stream", headers={**headers, "Cache-Control": "no-cache"}
                     )
                 if isinstance(event, Finished):
-                    whole = reply.encode(answer.whole(event.result))
+                    content = reply.encode(answer.whole(event.result))
         except (EngineError, ValueError) as error:  # MediaError is a ValueError
             raise bad_request(str(error)) from error
         except Exception:
             log.exception("A run of the endpoint failed")
             raise server_error() from None
-        if whole is None or gone.done():
+        if content is None or gone.done():
             return Response(status_code=GONE)
-        return Response(whole, media_type="application/json", headers=headers)
+        return Response(content, media_type="application/json", headers=headers)
 
     def _tenant(self, request: Request) -> str:
         return self.gate.tenant(request.headers.get("authorization"), request.headers.get("host"))
@@ -229,24 +232,6 @@ async def _stream(
         job.cancel()
 
 
-async def _read(request: Request, most: int) -> bytes:
-    """The body, up to `most` bytes; ApiError if it is larger or comes too slowly."""
-    sentence = f"The request is larger than {most / MIB:.0f} MiB; send fewer or smaller images and videos."
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length) > most:
-        raise too_large(sentence)
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_S):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > most:
-                    raise too_large(sentence)
-    except TimeoutError:
-        raise ApiError(408, f"The request did not arrive within {BODY_S} s.") from None
-    return bytes(body)
-
-
 async def _until_gone(request: Request, job: Job) -> None:
     """Cancel the job when the client hangs up."""
     while (await request.receive())["type"] != "http.disconnect":
@@ -262,7 +247,7 @@ async def _refuse(_request: Request, error: Exception) -> Response:
 async def _no_such_address(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     sentence = {
-        404: "There is nothing at this address; the endpoint has /v1/models and /v1/chat/completions.",
+        404: "There is nothing at this address; the endpoint has /v1/models, /v1/files and /v1/chat/completions.",
         405: "This address does not take this method.",
     }.get(error.status_code, str(error.detail))
     return await _refuse(request, ApiError(error.status_code, sentence, headers=error.headers))

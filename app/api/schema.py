@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -27,16 +27,42 @@ class Link(Part):
 
 
 class ImagePart(Part):
+    kind: ClassVar = "image"
     type: Literal["image_url"]
     image_url: Link
 
+    @property
+    def url(self) -> str:
+        return self.image_url.url
+
 
 class VideoPart(Part):
+    kind: ClassVar = "video"
     type: Literal["video_url"]
     video_url: Link
 
+    @property
+    def url(self) -> str:
+        return self.video_url.url
 
-MediaPart = ImagePart | VideoPart
+
+class FileId(Part):
+    file_id: str = Field(pattern=r"^file-")
+
+
+class FilePart(Part):
+    """An uploaded image or video."""
+
+    kind: ClassVar = "file"
+    type: Literal["file"]
+    file: FileId
+
+    @property
+    def url(self) -> str:
+        return self.file.file_id
+
+
+MediaPart = ImagePart | VideoPart | FilePart
 
 
 def _as_parts(content: Any) -> Any:
@@ -46,7 +72,8 @@ def _as_parts(content: Any) -> Any:
 class Message(Part):
     role: str
     content: Annotated[
-        list[Annotated[TextPart | ImagePart | VideoPart, Field(discriminator="type")]], BeforeValidator(_as_parts)
+        list[Annotated[TextPart | ImagePart | VideoPart | FilePart, Field(discriminator="type")]],
+        BeforeValidator(_as_parts),
     ]
 
 

@@ -1,4 +1,5 @@
-"""OpenTelemetry: one span a run with a child for each stage, sent where OTEL_EXPORTER_OTLP_ENDPOINT says.
+"""OpenTelemetry: one span a run with a child for each stage, sent where OTEL_EXPORTER_OTLP_ENDPOINT says, or
+OTEL_EXPORTER_OTLP_TRACES_ENDPOINT.
 
 Names and attributes are the GenAI semantic conventions' where they have one, `workbench.` otherwise. Neither
 questions nor answers are sent. The provider is our own and not the process's, so that no library adds spans to it.
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 SERVICE = "qwen-vl-moe-workbench"
 MISSING = (
-    f"{ENDPOINT} is set, but OpenTelemetry is not installed, so nothing is traced: "
+    "An OTLP endpoint is set, but OpenTelemetry is not installed, so nothing is traced: "
     "pip install 'qwen-vl-moe-workbench[telemetry]'."
 )
 # Spans of these come once a token; a trace has one of each pair instead.
@@ -32,7 +34,7 @@ PER_TOKEN = ("decode", "detokenise")
 
 def make_spans(model_name: str) -> Spans | None:
     """A watcher of the engine where the environment asks for one; a line on stderr if it cannot be had."""
-    if not os.environ.get(ENDPOINT):
+    if not os.environ.get(ENDPOINT) and not os.environ.get(TRACES_ENDPOINT):
         return None
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -133,11 +135,13 @@ def stages(result: RunResult) -> Iterator[Stage]:
 
 
 def _measured(result: RunResult) -> dict[str, Any]:
+    prefix = result.cache_stats.run.get("prefix")
     found = {
         "gen_ai.response.model": result.model,
         "gen_ai.response.finish_reasons": [result.finish_reason],
         "gen_ai.usage.input_tokens": result.prompt_tokens,
         "gen_ai.usage.output_tokens": len(result.tokens),
+        "gen_ai.usage.cache_read.input_tokens": prefix.tokens if prefix is not None else None,
         "gen_ai.response.time_to_first_chunk": result.ttft_s,
         "workbench.device": result.device,
         "workbench.engine_s": result.trace.total_s,

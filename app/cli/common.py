@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -49,12 +50,43 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         "cache.prefix=true; "
         "may be repeated",
     )
+    # Not given here, it is what was given before the command.
+    add_settings_file(parser, "start from", argparse.SUPPRESS)
     parser.add_argument(
         "--preset",
         choices=("auto", *PRESETS),
-        help="start from the pruning settings for such media, with the reason on stderr; what --set says is put on "
+        help="take the pruning settings for such media, with the reason on stderr; what --set says is put on "
         "top. auto picks by the media",
     )
+
+
+def add_settings_file(parser: argparse._ActionsContainer, what: str, default: Any) -> None:
+    parser.add_argument(
+        "--settings",
+        type=Path,
+        metavar="FILE",
+        default=default,
+        help=f"{what} the settings in a file that the page saved",
+    )
+
+
+def add_signing_key(parser: argparse._ActionsContainer, default: Any) -> None:
+    parser.add_argument(
+        "--signing-key",
+        type=Path,
+        metavar="FILE",
+        default=default,
+        help="sign reports with the key in this file, or else with the one that the environment variable "
+        "QWEN_VL_MOE_WORKBENCH_SIGNING_KEY holds, if it does",
+    )
+
+
+def settings_of(options: argparse.Namespace) -> CompressionConfig:
+    """Those of --settings, and without it the full model's."""
+    from engines import settings_file
+    from engines.config import CompressionConfig
+
+    return CompressionConfig.full() if options.settings is None else settings_file.read(options.settings)
 
 
 def load(options: argparse.Namespace, **sizes: int) -> Engine:
@@ -72,14 +104,13 @@ def load_checkpoint(options: argparse.Namespace) -> Checkpoint:
 
 
 def preset_config(options: argparse.Namespace, request: RunRequest | None) -> CompressionConfig:
-    """The full model's settings with those of --preset, sized by the request's media; says which and why."""
-    from engines.config import CompressionConfig
+    """The settings to start from with those of --preset, sized by the request's media; says which and why."""
     from engines.media import FrameSampling, load_all
     from engines.presets import Facts, preset, suggest
 
-    full = CompressionConfig.full()
+    base = settings_of(options)
     if options.preset is None:
-        return full
+        return base
     facts = []
     if request is not None:
         one = FrameSampling(fps=None, num_frames=1)
@@ -87,9 +118,9 @@ def preset_config(options: argparse.Namespace, request: RunRequest | None) -> Co
     found = suggest(facts) if options.preset == "auto" else preset(options.preset, facts)
     if found is None:
         print("preset: none, since there is no image or video to prune", file=sys.stderr)
-        return full
+        return base
     print(f"preset: {found.label}, keep ratio {found.keep_ratio:g}. {found.reason}", file=sys.stderr)
-    return found.apply(full)
+    return found.apply(base)
 
 
 def print_result(outcome: dict[str, Any] | str) -> None:

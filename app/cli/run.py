@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.cli import report
 from app.cli.common import UsageError, add_model_options, add_settings, load, preset_config, print_result
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     run.add_argument("--seed", type=int, default=0, metavar="S", help="seed of random draws (default: %(default)s)")
     run.add_argument("--fps", type=float, metavar="F", help="sample a video at F frames a second (default: 2)")
     run.add_argument("--frames", type=int, metavar="N", help="sample N frames of a video instead")
+    report.add_options(run)
     run.set_defaults(command=command)
 
 
@@ -67,21 +69,26 @@ def command(options: argparse.Namespace) -> None:
         frames=frames,
     )
     config = preset_config(options, request).with_settings(options.assignments)
+    taker = report.Taker(options)
     engine = load(options)
     engine.check(config)
     if options.compare:
         outcome: Comparison | None = None
+        taker.begin(request, config, options.repeats)
         for item in compare(engine, request, CompressionConfig.full(), config, options.repeats):
+            taker.take(item)
             if isinstance(item, SideEvent):
                 _report_progress(item.event, f"{item.side}: ")
             else:
                 outcome = item
         if outcome is not None:
+            taker.write_comparison(engine)
             print_result(outcome.to_dict() if options.json else _describe_comparison(outcome))
         return
     for event in engine.run(request, config):
         _report_progress(event, "")
         if isinstance(event, Finished):
+            taker.write_run(event.result)
             print_result(event.result.to_dict() if options.json else _describe_result(event.result))
 
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import argparse
 import socket
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from app.cli.common import UsageError, load
+from app.cli.common import UsageError, add_settings_file, add_signing_key, load, settings_of
+
+if TYPE_CHECKING:
+    from app.options import PageOptions
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +40,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="MB",
         help="memory for the keys and values that cache.prefix keeps, on the model's device (default: %(default)s)",
     )
+    add_settings_file(page, "open the page with", None)
+    add_signing_key(page, None)
+    page.add_argument(
+        "--history",
+        type=Path,
+        metavar="FILE",
+        help="keep finished comparisons here (default: history.sqlite in the user's data folder)",
+    )
+    page.add_argument(
+        "--no-history", action="store_true", help="keep no comparison beyond the visit in which it was made"
+    )
     endpoint = parser.add_argument_group("the OpenAI-compatible endpoint, /v1 and /metrics")
     endpoint.add_argument(
         "--api",
@@ -45,6 +61,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     endpoint.add_argument(
         "--api-keys", type=Path, metavar="FILE", help="let in holders of a key only: one tenant:key a line"
+    )
+    endpoint.add_argument(
+        "--media-from",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="fetch media whose URL begins with https://HOST, or with this scheme, host and port; may be repeated "
+        "(default: no URL is fetched)",
     )
     parser.set_defaults(command=command)
 
@@ -60,18 +84,23 @@ def command(options: argparse.Namespace) -> None:
     if options.api is False and options.api_keys is not None:
         raise UsageError("--no-api and --api-keys exclude each other.")
     from app.api.gate import Gate, read_keys
+    from app.api.sources import read_origins
 
+    media_from = read_origins(options.media_from)
     gate = Gate.choose(
         host=options.host,
         keys=read_keys(options.api_keys) if options.api_keys is not None else None,
         wanted=options.api,
         guarded=auth is not None or options.share,
     )
+    page = _page_options(options)
     _check_port(options.host, options.port)
     sizes = {"prefix_cache_bytes": options.prefix_cache_mb << 20}
     if options.weight_pool_mb is not None:
         sizes["weight_pool_bytes"] = options.weight_pool_mb << 20
     engine = load(options, **sizes)
+    if page.settings is not None:
+        engine.check(page.settings)
     from app.server import serve
 
     folder = Path(options.model).expanduser()
@@ -86,6 +115,30 @@ def command(options: argparse.Namespace) -> None:
         # Clients see no more of a path than the folder's name.
         model_name=folder.resolve().name if folder.is_dir() else options.model,
         gate=gate,
+        page_options=page,
+        media_from=media_from,
+    )
+
+
+def _page_options(options: argparse.Namespace) -> PageOptions:
+    if options.no_history and options.history is not None:
+        raise UsageError("--no-history and --history exclude each other.")
+    from app.options import PageOptions
+    from engines.history import HistoryStore, default_path
+    from engines.signing import read_key
+
+    history = None
+    if options.history is not None:
+        history = HistoryStore(options.history)
+    elif not options.no_history:
+        try:
+            history = HistoryStore(default_path())
+        except ValueError as error:  # of a file that nobody asked for
+            print(f"launch.py: {error} Until then no comparison is kept.", file=sys.stderr)
+    return PageOptions(
+        settings=settings_of(options) if options.settings is not None else None,
+        signing_key=read_key(options.signing_key),
+        history=history,
     )
 
 

@@ -57,8 +57,26 @@ def verdict_html(session: Session) -> str:
     else:
         kind = "idle"
         text = "Add an image or a video, ask a question and press Run. Or start from an example."
+    stored = _stored(session)
     role = "alert" if kind == "wrong" else "status"
-    return f'<p class="verdict {kind}" role="{role}" id="verdict">{text}{legend}</p>{_right_answer(session)}'
+    return f'{stored}<p class="verdict {kind}" role="{role}" id="verdict">{text}{legend}</p>{_right_answer(session)}'
+
+
+def wrong_html(sentence: str) -> str:
+    """A sentence that must be seen; nothing where there is none."""
+    return f'<p class="wrong" role="alert">{escape(sentence)}</p>' if sentence else ""
+
+
+def _stored(session: Session) -> str:
+    kept = session.stored
+    if kept is None:
+        return ""
+    made = kept.made_at[:16].replace("T", " ")
+    return (
+        f'<p class="stored" role="status" id="stored"><b>Kept comparison of {escape(made)} UTC.</b> Answers and '
+        f"figures are those of {escape(kept.model)} on {escape(kept.device)} at that time, pictures are thumbnails. To "
+        "run it again, add its media.</p>"
+    )
 
 
 def _right_answer(session: Session) -> str:

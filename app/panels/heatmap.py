@@ -13,6 +13,7 @@ from app.words import count, escape, percent, seconds
 from engines.reports import FramePruning, PruneReport
 from engines.results import RunResult
 
+OPACITY = 0.65
 EMPTY = '<p class="empty">After a run with an image or a video: which visual tokens the compressed side kept.</p>'
 NO_VISUAL = '<p class="empty">The compressed run saw no image or video, so there are no visual tokens to show.</p>'
 
@@ -39,7 +40,7 @@ class HeatmapPanel:
                         elem_id="heatmap-view",
                     )
                     self.opacity = gr.Slider(
-                        0, 1, value=0.65, step=0.05, label="Opacity", info="Of the cells over the picture.",
+                        0, 1, value=OPACITY, step=0.05, label="Opacity", info="Of the cells over the picture.",
                         elem_id="heatmap-opacity",
                     )  # fmt: skip
                     self.detail = gr.HTML(elem_id="heatmap-detail")

@@ -33,9 +33,12 @@ class OnDemandPanel:
         self.session, self.samples = session, samples
         self.tickets = Tickets()
 
-    def connect_buttons(self, start: gr.Button, stop: gr.Button, work: Any, outputs: Any, name: str) -> None:
+    def connect_buttons(
+        self, start: gr.Button, stop: gr.Button, work: Any, outputs: Any, name: str, inputs: Any = None
+    ) -> None:
+        """`work` is given the session, or `inputs` where it wants more."""
         start.click(
-            work, self.session, outputs,
+            work, inputs or self.session, outputs,
             concurrency_id=name, concurrency_limit=MOST_AT_ONCE, show_progress="hidden", api_visibility="private",
         )  # fmt: skip
         stop.click(self.end, None, stop, queue=False, show_progress="hidden", api_visibility="private")

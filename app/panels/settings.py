@@ -9,14 +9,12 @@ import gradio as gr
 from gradio.events import Dependency
 
 from app import controls
-from app.controls import EXPERTS, KV, METHOD, PRECISION, VISION, Control
+from app.controls import KV, METHOD, PRECISION, Control
 from app.panels.presets import PresetLine
+from app.panels.settings_file import SettingsFileLine
 from app.words import escape
 from engines.config import PARTS, CompressionConfig
-from engines.experts import describe_methods as describe_skipping
-from engines.pruning import describe_methods as describe_pruning
 from engines.results import Capabilities
-from engines.vision import describe_methods as describe_vision
 
 MIXED = "mixed"
 GROUPS = {
@@ -34,21 +32,19 @@ GROUPS = {
 class SettingsPanel:
     """Draws every control and knows how to read them. `inputs` are the components, in the order of `controls`."""
 
-    def __init__(self, capabilities: Capabilities) -> None:
-        self.methods = {
-            "pruning": describe_pruning(),
-            VISION: describe_vision(),
-            EXPERTS: describe_skipping(capabilities.calibration),
-        }
+    def __init__(self, capabilities: Capabilities, start: CompressionConfig | None = None) -> None:
+        """`start` is where the switches stand when the page is opened; recommended ones by default."""
+        self.methods = controls.methods_of(capabilities)
         self.controls = controls.make_controls(capabilities, self.methods)
         self.inputs: list[gr.components.Component] = []
-        self._start = controls.to_values(self.controls, controls.recommended())
+        self._start = controls.to_values(self.controls, start or controls.recommended())
 
         with gr.Accordion("Compressed side", open=True, elem_id="settings", elem_classes="card"):
             self.summary = gr.HTML(self.describe(*self._start), elem_id="settings-summary")
             with gr.Row(elem_classes="buttons"):
                 recommended = gr.Button("Recommended", size="sm", elem_id="recommended", min_width=100)
                 full = gr.Button("Reset to full", size="sm", elem_id="reset", min_width=100)
+            self.file = SettingsFileLine()
             self.preset = PresetLine()
             # In the order of the controls, which is the order in which the components' values come back.
             for section in dict.fromkeys(control.path[0] for control in self.controls):
@@ -68,6 +64,7 @@ class SettingsPanel:
                 show_progress="hidden",
                 api_visibility="private",
             )
+        self.file.connect(self.inputs, self.outputs, self.config, self.load)
         gr.on(
             [component.change for component in self.inputs],  # type: ignore[attr-defined]
             self.describe,
@@ -100,6 +97,18 @@ class SettingsPanel:
             api_visibility="private",
         )
         self.preset.connect(session, self.inputs, [*self.inputs, self._all], self.config, self._show)
+
+    @property
+    def outputs(self) -> list[gr.components.Component]:
+        """What `load` fills."""
+        return [*self.inputs, self._all]
+
+    def load(self, config: CompressionConfig) -> list[Any]:
+        """All switches as a configuration has them. ValueError with a sentence where they cannot be."""
+        lost = controls.lost(self.controls, config)
+        if lost:
+            raise ValueError(" ".join(lost))
+        return self._show(config)
 
     def config(self, values: Sequence[Any]) -> CompressionConfig:
         """The configuration shown; ValueError with a sentence where it cannot be used."""

@@ -7,6 +7,7 @@ from typing import Any
 import gradio as gr
 
 from app import plots
+from app.panels.download import Download
 from app.session import Session
 from app.words import seconds
 
@@ -20,16 +21,20 @@ class WaterfallPanel:
         with gr.Column(elem_id="waterfall", elem_classes="card"):
             gr.HTML("<h2>Where the time went</h2>", elem_classes="card-title")
             self.note = gr.HTML(EMPTY)
+            with gr.Row(visible=False, elem_classes="buttons") as self.row:
+                self.trace = Download("Trace for Perfetto", "export-trace", scale=0)
+            self.said = gr.HTML(elem_id="export-trace-text")
             self.plot = gr.Plot(show_label=False, container=False, visible=False, elem_id="waterfall-plot")
             with gr.Accordion("As a table", open=False, visible=False, elem_classes="inner") as self.fold:
                 self.table = gr.HTML()
-        self.outputs: list[gr.blocks.Block] = [self.note, self.plot, self.fold, self.table]
+        self.outputs: list[gr.blocks.Block] = [self.note, self.plot, self.fold, self.table, self.row, self.said]
 
     @staticmethod
     def update(session: Session) -> list[Any]:
         results = session.results
+        hidden = gr.update(visible=False)
         if not results:
-            return [gr.update(value=EMPTY, visible=True), gr.update(visible=False), gr.update(visible=False), ""]
+            return [gr.update(value=EMPTY, visible=True), hidden, hidden, "", hidden, ""]
         prepared = [
             f"{side}: {seconds(result.prepare_s)}" for side, result in results.items() if result.prepare_s >= 0.05
         ]
@@ -43,4 +48,6 @@ class WaterfallPanel:
             gr.update(value=plots.as_plot(plots.waterfall(results)), visible=True),
             gr.update(visible=True),
             plots.waterfall_table(results),
+            gr.update(visible=session.comparison is not None),
+            "",
         ]

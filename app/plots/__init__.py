@@ -7,6 +7,7 @@ from app.plots.fidelity import fidelity, fidelity_table
 from app.plots.figure import as_plot
 from app.plots.heatmap import heatmap, heatmap_table
 from app.plots.precision import collapse, collapse_table, collapse_words, error_table, layer_errors
+from app.plots.robustness import robustness, robustness_table
 from app.plots.waterfall import waterfall, waterfall_table
 
 __all__ = [
@@ -24,6 +25,8 @@ __all__ = [
     "heatmap",
     "heatmap_table",
     "layer_errors",
+    "robustness",
+    "robustness_table",
     "speed_curve",
     "speed_table",
     "waterfall",

@@ -31,7 +31,7 @@ def fidelity(
             source=picture, xref="x", yref="y", x=0, y=0, sizex=width, sizey=height, sizing="stretch", layer="below"
         )
     figure.add_heatmap(
-        z=_grid(frame, list(values)),
+        z=frame.grid(values),
         x0=cell_width / 2,
         dx=cell_width,
         y0=cell_height / 2,
@@ -42,12 +42,11 @@ def fidelity(
         opacity=0.75,
         xgap=1,
         ygap=1,
-        customdata=_grid(
-            frame,
+        customdata=frame.grid(
             [
-                [*(place + 1 for place in divmod(index, frame.columns)), f"{similarity:.3f}", f"{overlap:.2f}"]
+                [*(place + 1 for place in frame.cell(index)), f"{similarity:.3f}", f"{overlap:.2f}"]
                 for index, (similarity, overlap) in enumerate(zip(frame.similarity, frame.overlap, strict=True))
-            ],
+            ]
         ),
         hovertemplate=(
             "Row %{customdata[0]}, column %{customdata[1]}<br>Similarity %{customdata[2]}<br>"
@@ -76,7 +75,7 @@ def fidelity(
 
 def fidelity_table(frame: FrameFidelity, shown: Figure) -> str:
     """The same grid as an HTML table."""
-    values = _grid(frame, list(frame.similarity if shown == "similarity" else frame.overlap))
+    values = frame.grid(frame.similarity if shown == "similarity" else frame.overlap)
     head = "".join(f'<th scope="col">{column + 1}</th>' for column in range(frame.columns))
     body = "".join(
         f'<tr><th scope="row">{row}</th>{"".join(f"<td>{value:.2f}</td>" for value in cells)}</tr>'
@@ -87,7 +86,3 @@ def fidelity_table(frame: FrameFidelity, shown: Figure) -> str:
         f' picture.</p><div class="scroll"><table class="figures grid"><thead><tr><td></td>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
-
-
-def _grid(frame: FrameFidelity, values: list) -> list[list]:
-    return [values[row * frame.columns : (row + 1) * frame.columns] for row in range(frame.rows)]

@@ -11,14 +11,21 @@ from app.words import escape
 from engines.reports import FramePruning
 
 View = Literal["score", "kept"]
+SCORE = "Score (higher is kept sooner)"
 VIEWS: tuple[View, View] = ("score", "kept")
 DROPPED_COLOUR = "#20262e"
 
 
 def heatmap(
-    frame: FramePruning, picture: str | None, size: tuple[int, int], view: View, opacity: float, width_px: int = 700
+    frame: FramePruning,
+    picture: str | None,
+    size: tuple[int, int],
+    view: View,
+    opacity: float,
+    width_px: int = 700,
+    legend: str = SCORE,
 ) -> go.Figure:
-    """Cells over the picture.
+    """Cells over the picture; `legend` says what their scores are, its first word alone in short.
 
     `picture` is a data URL, `size` its (width, height) in pixels: the cells tile exactly that rectangle. `width_px`
     is the room for it on the screen. Without scores the score view is the kept view, and the panel says why.
@@ -32,20 +39,21 @@ def heatmap(
             source=picture, xref="x", yref="y", x=0, y=0, sizex=width, sizey=height, sizing="stretch", layer="below"
         )
     figure.add_heatmap(
-        z=_grid(frame, list(frame.scores or ()) if scored else [float(kept) for kept in frame.kept]),
+        z=frame.grid(list(frame.scores or ()) if scored else [float(kept) for kept in frame.kept]),
         x0=cell_width / 2,
         dx=cell_width,
         y0=cell_height / 2,
         dy=cell_height,
         # row, column, score, kept: read by the hover text, and by whoever counts the kept cells
-        customdata=_grid(frame, [_cell(frame, index) for index in range(len(frame.kept))]),
+        customdata=frame.grid([_cell(frame, index) for index in range(len(frame.kept))]),
         opacity=opacity,
         hovertemplate=(
-            "Row %{customdata[0]}, column %{customdata[1]}<br>Score %{customdata[2]}<br>%{customdata[3]}<extra></extra>"
+            f"Row %{{customdata[0]}}, column %{{customdata[1]}}<br>{legend.split()[0]} %{{customdata[2]}}"
+            "<br>%{customdata[3]}<extra></extra>"
         ),
         xgap=1,
         ygap=1,
-        **_colours(frame.scores if scored else None),
+        **_colours(frame.scores if scored else None, legend),
     )
     _mark_dropped(figure, frame, cell_width, cell_height, size)
     figure.update_layout(
@@ -62,7 +70,7 @@ def plot_height(size: tuple[int, int], width_px: int) -> int:
     return round(min(540.0, max(120.0, (width_px - 8) * height / width)))
 
 
-def _colours(scores: tuple[float, ...] | None) -> dict[str, object]:
+def _colours(scores: tuple[float, ...] | None, legend: str) -> dict[str, object]:
     if scores is not None:
         low, high = min(scores), max(scores)
         ticks = [low, (low + high) / 2, high]
@@ -75,7 +83,7 @@ def _colours(scores: tuple[float, ...] | None) -> dict[str, object]:
             "yanchor": "top",
             "ypad": 6,
             "outlinewidth": 0,
-            "title": {"text": "Score (higher is kept sooner)", "side": "bottom", "font": {"size": 11}},
+            "title": {"text": legend, "side": "bottom", "font": {"size": 11}},
             "tickvals": ticks,
             "ticktext": [f"{tick:.2g}" for tick in ticks],
             "tickangle": 0,
@@ -90,7 +98,7 @@ def _mark_dropped(
     figure: go.Figure, frame: FramePruning, cell_width: float, cell_height: float, size: tuple[int, int]
 ) -> None:
     """A cross on every dropped cell, so that kept and dropped differ by more than colour."""
-    dropped = [divmod(index, frame.columns) for index, kept in enumerate(frame.kept) if not kept]
+    dropped = [frame.cell(index) for index, kept in enumerate(frame.kept) if not kept]
     # About 0.6 screen pixels a picture pixel at most; small cells get small crosses.
     on_screen = min(cell_width, cell_height) * min(1.0, 600 / max(size))
     nowhere: list[float | None] = [None]
@@ -119,12 +127,8 @@ def _mark_dropped(
     )
 
 
-def _grid(frame: FramePruning, values: list) -> list[list]:
-    return [values[row * frame.columns : (row + 1) * frame.columns] for row in range(frame.rows)]
-
-
 def _cell(frame: FramePruning, index: int) -> list[object]:
-    row, column = divmod(index, frame.columns)
+    row, column = frame.cell(index)
     score = "not given" if frame.scores is None else _score_words(frame.scores[index])
     return [row + 1, column + 1, score, "Kept" if frame.kept[index] else "Dropped"]
 
@@ -136,20 +140,21 @@ def _score_words(score: float) -> str:
     return f"{score:.3f}" if abs(score) < 10 else f"{score:.1f}"
 
 
-def heatmap_table(frame: FramePruning) -> str:
+def heatmap_table(frame: FramePruning, legend: str = SCORE) -> str:
     """The same grid as an HTML table: the score of each cell, with a cross where it was dropped."""
     head = "".join(f'<th scope="col">{column + 1}</th>' for column in range(frame.columns))
     body = []
     for row in range(frame.rows):
         cells = []
         for column in range(frame.columns):
-            _, _, score, state = _cell(frame, row * frame.columns + column)
+            _, _, score, state = _cell(frame, frame.index(row, column))
             mark = "✓" if state == "Kept" else "×"
             text = mark if frame.scores is None else f"{mark} {score}"
             cells.append(f'<td class="{str(state).lower()}">{text}</td>')
         body.append(f'<tr><th scope="row">{row + 1}</th>{"".join(cells)}</tr>')
     return (
-        f'<p class="hint">{escape(frame.name)}: score of each cell; ✓ kept, × dropped. Rows and columns as in the'
-        f' picture.</p><div class="scroll"><table class="figures grid"><thead><tr><td></td>{head}</tr></thead>'
+        f'<p class="hint">{escape(frame.name)}: {legend.split()[0].lower()} of each cell; ✓ kept, × dropped. Rows and'
+        f' columns as in the picture.</p><div class="scroll"><table class="figures grid"><thead>'
+        f"<tr><td></td>{head}</tr></thead>"
         f"<tbody>{''.join(body)}</tbody></table></div>"
     )

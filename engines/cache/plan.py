@@ -11,9 +11,10 @@ from dataclasses import dataclass, fields, replace
 
 from cachetools import LRUCache
 
+from engines.cache.scope import Owner
 from engines.config import PruningConfig
-from engines.prompt import VisualItem, frame_groups
-from engines.reports import FramePruning, PruneReport
+from engines.reports import PruneReport
+from engines.tokens.group import FrameGroup
 
 # Methods that look at nothing but the media; and the settings that such a choice may differ by. A test holds the
 # methods to it.
@@ -34,7 +35,7 @@ def chosen_by_media(config: PruningConfig) -> bool:
 
 @dataclass(frozen=True)
 class _Plan:
-    tenant: str
+    owner: Owner
     report: PruneReport
 
 
@@ -48,31 +49,21 @@ class Plans:
     def nbytes(self) -> int:
         return int(self._plans.currsize)
 
-    def put(self, key: str, tenant: str, report: PruneReport) -> None:
+    def put(self, key: str, owner: Owner, report: PruneReport) -> None:
         if _size(report) <= self._plans.maxsize:
-            self._plans[key] = _Plan(tenant, report)
+            self._plans[key] = _Plan(owner, report)
 
-    def get(self, key: str, items: Sequence[VisualItem], temporal_patch: int) -> PruneReport | None:
-        """The report as if these items had been pruned: they may have other names and other times."""
+    def get(self, key: str, groups: Sequence[FrameGroup]) -> PruneReport | None:
+        """The report as if these groups had been pruned: they may have other names and other times."""
         plan = self._plans.get(key)
         if plan is None:
             return None
-        groups = [(item, *group) for item in items for group in frame_groups(item, temporal_patch)]
-        return replace(
-            plan.report,
-            frames=tuple(
-                _renamed(frame, item, shown, time_s)
-                for frame, (item, shown, time_s) in zip(plan.report.frames, groups, strict=True)
-            ),
-        )
+        frames = zip(plan.report.frames, groups, strict=True)
+        return replace(plan.report, frames=tuple(replace(frame, **vars(group)) for frame, group in frames))
 
-    def clear(self, tenant: str | None = None) -> None:
-        for key in [key for key, plan in self._plans.items() if tenant is None or plan.tenant == tenant]:
+    def clear(self, tenant: str | None = None, scope: str | None = None) -> None:
+        for key in [key for key, plan in self._plans.items() if plan.owner.within(tenant, scope)]:
             del self._plans[key]
-
-
-def _renamed(frame: FramePruning, item: VisualItem, shown: tuple[int, ...], time_s: float | None) -> FramePruning:
-    return replace(frame, item=item.index, name=item.media.name, frames=shown, timestamp_s=time_s)
 
 
 def _size(report: PruneReport) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch import Tensor
 from engines.cache.plan import Plans
 from engines.cache.rows import Modality, Rows
 from engines.cache.scope import Owner
+from engines.cache.tally import Tally
 from engines.reports import CacheStats
 
 LEVEL = "prefix"
@@ -30,7 +31,7 @@ class Block:
     """Keys and values of a stretch of a prompt. A root is a block of no tokens."""
 
     key: bytes
-    tenant: str
+    owner: Owner
     before: Block | None = None
     tokens: int = 0
     modality: Modality = Modality.NONE
@@ -98,8 +99,7 @@ class PrefixCache:
         # Of two blocks on one path the later one always stands earlier here, so that the first is a leaf.
         self._order: OrderedDict[Block, None] = OrderedDict()
         self._bytes = 0
-        self._queries = self._hits = self._reused = self._evictions = 0
-        self._saved_s = 0.0
+        self._tally = Tally(capacity_bytes)
 
     @contextmanager
     def find(self, root: bytes, rows: Rows, most: int) -> Iterator[Match]:
@@ -114,14 +114,11 @@ class PrefixCache:
             for block in blocks:
                 block.users -= 1
 
-    def count(self, match: Match, queried: int, saved_s: float) -> CacheStats:
+    def count(self, owner: Owner, match: Match, queried: int, saved_s: float) -> CacheStats:
         """Take a lookup of so many tokens into the statistics; returns what it comes to by itself."""
-        found = CacheStats(queried, match.tokens, match.nbytes, saved_s=saved_s, tokens=match.tokens)
-        self._queries += queried
-        self._hits += match.tokens
-        self._reused += match.tokens
-        self._saved_s += saved_s
-        return found
+        counted = CacheStats(queried, match.tokens, saved_s=saved_s, tokens=match.tokens)
+        self._tally.add(owner.scope, counted)
+        return replace(counted, bytes=match.nbytes)
 
     def add(self, root: bytes, owner: Owner, rows: Rows, states: Callable[[int, int], Tensor], cost: Cost) -> int:
         """Keep what is not there yet, as much as fits; returns the number of new blocks.
@@ -129,7 +126,7 @@ class PrefixCache:
         `states(first, end)` makes a tensor (layers, 2, heads, end - first, head size) of its own of these rows.
         """
         path, at = self._walk(root, rows)
-        last = path[-1] if path else self._roots.get(root) or Block(root, owner.tenant)
+        last = path[-1] if path else self._roots.get(root) or Block(root, owner)
         known = len(path)
         for block in path:
             block.users += 1
@@ -140,7 +137,7 @@ class PrefixCache:
                     break
                 block = Block(
                     key=rows.key(last.key, start, stop),
-                    tenant=owner.tenant,
+                    owner=owner,
                     before=last,
                     tokens=stop - start,
                     modality=last.modality | rows.modality_of(start, stop),
@@ -158,23 +155,24 @@ class PrefixCache:
             self._touch(path)
         return len(path) - known
 
-    def clear(self, tenant: str | None = None) -> None:
-        """Forget the blocks of one tenant, or all. Counters go on: they say what happened since the start."""
-        self.plans.clear(tenant)
+    def clear(self, tenant: str | None = None, scope: str | None = None) -> None:
+        """Forget the blocks of one tenant, or all, and of one scope, or all. Counters go on: they say what happened
+        since the start.
+        """
+        self.plans.clear(tenant, scope)
         for block in list(self._order):
-            if tenant is None or block.tenant == tenant:
+            if block.owner.within(tenant, scope):
                 self._unlink(block)
 
+    @property
+    def evictions(self) -> int:
+        """Since the start."""
+        return self._tally.evictions
+
     def stats(self) -> CacheStats:
-        return CacheStats(
-            queries=self._queries,
-            hits=self._hits,
-            bytes=self._bytes + self.plans.nbytes,
-            entries=len(self._order),
-            evictions=self._evictions,
-            saved_s=self._saved_s,
-            tokens=self._reused,
-        )
+        """What the plans take up is in the whole alone."""
+        counted = self._tally.stats()
+        return replace(counted, bytes=counted.bytes + self.plans.nbytes)
 
     def _walk(self, root: bytes, rows: Rows) -> tuple[list[Block], int]:
         """The blocks that these positions begin with, and how many positions they are."""
@@ -209,7 +207,7 @@ class PrefixCache:
             if victim is None:
                 return False
             self._unlink(victim)
-            self._evictions += 1
+            self._tally.add(victim.owner.scope, CacheStats(evictions=1))
         return True
 
     def _link(self, block: Block) -> None:
@@ -221,12 +219,14 @@ class PrefixCache:
         before.lengths[block.tokens] += 1
         self._order[block] = None
         self._bytes += block.nbytes
+        self._tally.add(block.owner.scope, CacheStats(bytes=block.nbytes, entries=1))
 
     def _unlink(self, block: Block) -> None:
         before = block.before
         assert before is not None
         del self._order[block]
         self._bytes -= block.nbytes
+        self._tally.add(block.owner.scope, CacheStats(bytes=-block.nbytes, entries=-1))
         del before.after[block.key]
         before.lengths[block.tokens] -= 1
         if not before.lengths[block.tokens]:

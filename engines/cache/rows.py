@@ -11,6 +11,8 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from engines.tokens.registry import TokenRegistry, spread
+
 # Tokens of a block, where nothing cuts it short.
 BLOCK_TOKENS = 32
 
@@ -44,22 +46,13 @@ class Rows:
     """How many positions are the prompt's."""
 
     @classmethod
-    def of(
-        cls,
-        ids: npt.NDArray[np.int64],
-        positions: npt.NDArray[np.int64],
-        image_token: int,
-        video_token: int,
-        contents: Sequence[tuple[str, int]],
-    ) -> Self:
-        """A prompt of which nothing is dropped; `contents` has each group's digest and tokens, in prompt order."""
-        kinds = np.full(len(ids), Modality.TEXT, dtype=np.uint8)
-        kinds[ids == image_token] = Modality.IMAGE
-        kinds[ids == video_token] = Modality.VIDEO
-        groups = np.full(len(ids), -1, dtype=np.int64)
-        groups[kinds != Modality.TEXT] = np.repeat(np.arange(len(contents)), [tokens for _, tokens in contents])
-        names = tuple(content for content, _ in contents)
-        return cls(ids, positions, kinds, groups, names, np.ones(len(ids), dtype=np.bool_), len(ids))
+    def of(cls, tokens: TokenRegistry, contents: Sequence[str]) -> Self:
+        """A prompt of which nothing is dropped; `contents` has each group's digest, in prompt order."""
+        kinds = np.full(len(tokens), Modality.TEXT, dtype=np.uint8)
+        for index, group in enumerate(tokens.groups):
+            kinds[tokens.group_of == index] = Modality.IMAGE if group.kind == "image" else Modality.VIDEO
+        whole = np.ones(len(tokens), dtype=np.bool_)
+        return cls(tokens.ids, tokens.positions, kinds, tokens.group_of, tuple(contents), whole, len(tokens))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -92,8 +85,7 @@ class Rows:
         """
         if all(cells):
             return self
-        kept = self.kept.copy()
-        kept[self.groups >= 0] = cells
+        kept = self.kept & spread(self.groups >= 0, cells)
         whole = "".join(self.contents).encode() + kept[self.groups >= 0].tobytes()
         contents = tuple(hashlib.sha256(content.encode() + whole).hexdigest() for content in self.contents)
         return replace(self, kept=kept, contents=contents)

@@ -29,7 +29,7 @@ class Scope:
         stays with the tenant.
         """
         if level == GLOBAL and public:
-            return Owner("", fingerprint([GLOBAL]))
+            return Owner("", fingerprint([GLOBAL]), GLOBAL)
         names = {
             SESSION: (self.user, self.session),
             RESOURCE: (self.resource or resource,),
@@ -40,7 +40,7 @@ class Scope:
         if level in (SESSION, USER) and not names[-1]:
             return None
         kind = TENANT if level == GLOBAL else level
-        return Owner(self.tenant, fingerprint([kind, self.tenant, *names]))
+        return Owner(self.tenant, fingerprint([kind, self.tenant, *names]), kind)
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,12 @@ class Owner:
     """Empty: nobody's, and so everybody's."""
     key: str
     """SHA-256, in hex, of the level and its names."""
+    scope: str = TENANT
+    """The level itself: for counting, since the key has it already."""
+
+    def within(self, tenant: str | None, scope: str | None) -> bool:
+        """Whether this owner's entries are the tenant's and of the scope; None: whatever it is."""
+        return tenant in (None, self.tenant) and scope in (None, self.scope)
 
     def below(self, *values: object) -> str:
         """SHA-256, in hex, of this owner and of whatever else decides an entry's content."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -21,9 +21,11 @@ from engines.decoding import Decoder
 from engines.prompt import Prompt
 from engines.pruning import create
 from engines.reports import CacheStats, PruneReport
-from engines.sequence import Sequence, prompt_positions, text_after
+from engines.sequence import Sequence, text_after
 from engines.settings import fingerprint
 from engines.structure import Structure
+from engines.tokens.build import positions_of
+from engines.tokens.registry import TokenRegistry
 
 # Groups of settings that do not change what a prefill computes: what may be reused, and what becomes of keys and
 # values after it. Whatever is not named here is in the key, and so is a group of settings that does not exist yet.
@@ -80,6 +82,7 @@ class PrefixStage:
         owner: Owner,
         identity: str,
         prompt: Prompt,
+        tokens: TokenRegistry,
         *,
         seed: int,
         temporal_patch: int,
@@ -91,27 +94,18 @@ class PrefixStage:
         """
         self._least_rows = least_rows
         self._cache, self._structure, self._config, self._owner = cache, structure, config, owner
-        self._prompt, self._temporal_patch = prompt, temporal_patch
-        self._positions = prompt_positions(structure, prompt)
-        contents = [
-            (content, item.grid[1] * item.grid[2] // structure.merge_size**2)
-            for item in prompt.in_prompt_order()
-            for content in group_contents(item, temporal_patch)
-        ]
-        self._rows = Rows.of(
-            prompt.input_ids[0].cpu().numpy(),
-            self._positions[:, 0].cpu().numpy(),
-            structure.core.config.image_token_id,
-            structure.core.config.video_token_id,
-            contents,
-        )
+        self._prompt, self._groups = prompt, tokens.groups
+        self._positions = positions_of(tokens, prompt.input_ids.device)
+        items = prompt.in_prompt_order()
+        contents = [content for item in items for content in group_contents(item, temporal_patch)]
+        self._rows = Rows.of(tokens, contents)
         settings = {name: value for name, value in config.to_dict().items() if name not in NOT_IN_KEY}
         made_by = [identity, fingerprint(settings)]
         self._root = bytes.fromhex(owner.below(*made_by))
         self._plan_key = ""
         if contents and chosen_by_media(config.pruning):
             drawn = seed if config.pruning.active else None
-            self._plan_key = owner.below(*made_by, [name for name, _ in contents], drawn)
+            self._plan_key = owner.below(*made_by, contents, drawn)
         self._held = ExitStack()
         self._match: Match | None = None
         self._prefilled: list[tuple[Tensor, Tensor]] | None = None
@@ -147,12 +141,12 @@ class PrefixStage:
         """What is kept of the media, if it is known before they are encoded."""
         if not self._plan_key:
             return None
-        return self._cache.plans.get(self._plan_key, self._prompt.in_prompt_order(), self._temporal_patch)
+        return self._cache.plans.get(self._plan_key, self._groups)
 
     def look_again(self, report: PruneReport, span: dict[str, Any]) -> None:
         """Look for the prompt as it has been pruned."""
         if self._plan_key:
-            self._cache.plans.put(self._plan_key, self._owner.tenant, report)
+            self._cache.plans.put(self._plan_key, self._owner, report)
         self._find(_pruned(self._rows, report), span, encoded=True)
 
     def _find(self, rows: Rows, span: dict[str, Any], *, encoded: bool) -> bool:
@@ -164,7 +158,7 @@ class PrefixStage:
                 return False
             self._held = held.pop_all()
         self._rows, self._match = rows, match
-        self.stats = self._cache.count(match, len(rows), match.saved_s(encoded=encoded))
+        self.stats = self._cache.count(self._owner, match, len(rows), match.saved_s(encoded=encoded))
         span |= {"tokens_queried": len(rows), "tokens_hit": match.tokens, "bytes_reused": match.nbytes}
         return True
 
@@ -180,10 +174,6 @@ class PrefixStage:
         if not self._match.rows:
             return entering
         return entering.select(torch.arange(entering.length, device=entering.embeddings.device) >= self._match.rows)
-
-    def visual(self, device: torch.device) -> Tensor:
-        """(rows,) bool: which rows of the whole prompt's KV cache are visual."""
-        return torch.from_numpy(self._rows.groups[self._rows.kept] >= 0).to(device)
 
     def resume(self, decoder: Decoder) -> None:
         """Put what was found where the prefill goes on."""
@@ -223,7 +213,9 @@ class PrefixStage:
         def states(first: int, end: int) -> Tensor:
             return torch.stack([torch.cat((keys[:, :, first:end], values[:, :, first:end])) for keys, values in layers])
 
+        before = self._cache.evictions
         span["blocks_added"] = self._cache.add(self._root, self._owner, self._shared(rows), states, cost)
+        self.stats = replace(self.stats, evictions=self._cache.evictions - before)
         span["bytes_held"] = self._cache.stats().bytes
 
     def close(self) -> None:
@@ -232,4 +224,4 @@ class PrefixStage:
 
 
 def _pruned(rows: Rows, report: PruneReport) -> Rows:
-    return rows.keeping([cell for frame in report.frames for cell in frame.kept])
+    return rows.keeping(report.cells)

@@ -44,6 +44,9 @@ class BlockLayer(CacheLayerMixin):
         if end > self._sinks:
             self._key_blocks, self._value_blocks = self._encode(*blocks)
         self._block_ranks = ranks[self._sinks : end].view(-1, size).clone()
+        # The blocks that are left, counted from the oldest that there was. On the CPU: attention needs no names.
+        self._numbers = torch.arange(self.blocks)
+        self._closed = self.blocks
         own = torch.cat((torch.arange(self._sinks), torch.arange(end, len(ranks)))).to(keys.device)
         self.keys, self.values, self._ranks = keys[:, :, own], values[:, :, own], ranks[own]
         self._norms = FadingNorms.empty(self.blocks, keys.device) if config.norm_floor else None
@@ -135,6 +138,17 @@ class BlockLayer(CacheLayerMixin):
             found.append(rows[None])
         return found[0], found[1]
 
+    def held(self) -> Tensor:
+        """(rows,) bool, on the CPU: which of the rows that ever were here, in their order, are live."""
+        size, newest = self._config.block_tokens, self._ranks.shape[0] - self._sinks
+        blocks = torch.zeros(self._closed, size, dtype=torch.bool)
+        own = torch.ones(self._sinks + newest, dtype=torch.bool)
+        live = self.live()
+        blocks[self._numbers] = True if live is None else live[1].cpu()
+        if live is not None:
+            own = live[0].cpu()
+        return torch.cat((own[: self._sinks], blocks.flatten(), own[self._sinks :]))
+
     def note_norms(self, norms: Tensor) -> None:
         """After attention: the norm of what each block added to it, (blocks,)."""
         assert self._norms is not None
@@ -183,6 +197,8 @@ class BlockLayer(CacheLayerMixin):
         self.keys, self.values, self._ranks = self.keys[:, :, stay], self.values[:, :, stay], self._ranks[stay]
         if self._norms is not None:
             self._norms = self._norms.append()
+        self._numbers = torch.cat((self._numbers, torch.tensor([self._closed])))
+        self._closed += 1
 
     def _release(self, release: Tensor) -> None:
         count = int(release.sum())
@@ -193,6 +209,7 @@ class BlockLayer(CacheLayerMixin):
         assert self._value_blocks is not None
         self._key_blocks, self._value_blocks = self._key_blocks.select(keep), self._value_blocks.select(keep)
         self._block_ranks = self._block_ranks[keep]
+        self._numbers = self._numbers[keep.cpu()]
         if self._norms is not None:
             self._norms = self._norms.select(keep)
         self._released += count

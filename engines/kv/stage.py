@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
@@ -29,6 +31,7 @@ class KVStage:
         self._structure, self._config, self._seed = structure, config, seed
         self._scored = config.visual_keep_ratio < 1.0 and config.importance == "attention"
         self._visual: list[Tensor] = []
+        self._chosen: dict[int, Tensor] = {}
         self._received: dict[int, Tensor] = {}
 
     @property
@@ -63,7 +66,7 @@ class KVStage:
 
     def begin(self, visual: Tensor) -> None:
         """`visual` (length,) bool: which tokens of the prompt that is run next are visual."""
-        self._visual, self._received = [visual], {}
+        self._visual, self._received, self._chosen = [visual], {}, {}
 
     def narrow(self, keep: Tensor) -> None:
         """Inside the prefill: only the rows where `keep` (tokens,) is true go on to the layers that follow."""
@@ -100,11 +103,22 @@ class KVStage:
             zero_share=zeros / values if values else None,
         )
 
+    def rows_held(self, cache: Any) -> dict[int, npt.NDArray[np.bool_]]:
+        """By layer, counted from 1: which of the rows that the prefill left there a new token still attends to."""
+        held = {}
+        for index, layer in block_layers(cache).items():
+            rows = self._chosen[index].cpu().numpy().copy()
+            rows[rows] = layer.held()[: rows.sum()].cpu().numpy()
+            held[index + 1] = rows
+        return held
+
     def _compressed(self, index: int, plain: Any) -> BlockLayer:
         rows = plain.keys.shape[2]
         visual = next(known for known in self._visual if len(known) == rows)
-        compressed = BlockLayer.of(plain, self._config, visual, self._choose(index, visual))
+        keep = self._choose(index, visual)
+        compressed = BlockLayer.of(plain, self._config, visual, keep)
         compressed.attended = True
+        self._chosen[index] = torch.ones_like(visual) if keep is None else keep
         return compressed
 
     def _choose(self, index: int, visual: Tensor) -> Tensor | None:

@@ -23,13 +23,11 @@ METHODS: dict[str, Precision] = {
 __all__ = ["METHODS", "Precision", "why_not"]
 
 
-def why_not(name: str, device: torch.device, quantised: str = "") -> str:
+def why_not(name: str, device: torch.device, fixed: str = "") -> str:
     """Why weights cannot be converted to this precision, in a sentence; empty when they can, or need not be.
 
-    `quantised` says how the checkpoint's own weights are quantised, if they are: those are not converted again.
+    `fixed` says why the checkpoint's own weights cannot be converted, whatever the device: see `Structure.fixed`.
     """
     if name not in METHODS:
         return ""
-    if quantised:
-        return f"This checkpoint is quantised already ({quantised}) and runs as it is."
-    return METHODS[name].unavailable(device)
+    return fixed or METHODS[name].unavailable(device)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import threading
 from collections import deque
+from dataclasses import replace
 from typing import Protocol
 
 import psutil
 import torch
 
 from engines.cache.encoder import EncoderCache
+from engines.config import CompressionConfig
+from engines.device.monitor import Monitor
+from engines.device.readings import CpuLoad
 from engines.reports import Adaptation, Reading
 
 LOWEST = 0.3
@@ -19,6 +22,8 @@ MISS_TRIGGER = 0.40
 SWING, SWINGS_IN_A_ROW = 0.25, 3
 # Misses are counted over so many of the latest readings, so that one picture does not decide.
 _WINDOW = 8
+# How long a run may wait for its reading.
+_READ_S = 0.2
 
 
 class Reader(Protocol):
@@ -72,6 +77,13 @@ class KeepRatioController:
         return " and ".join(reasons)
 
 
+def settled(config: CompressionConfig, adaptation: Adaptation | None) -> CompressionConfig:
+    """The settings with the keep ratio that the device was found to need."""
+    if adaptation is None:
+        return config
+    return replace(config, pruning=replace(config.pruning, keep_ratio=adaptation.used, adaptive=False))
+
+
 def _sentence(reading: Reading, asked: float, ratio: float, used: float, why: str) -> str:
     readings = ", ".join(
         f"{name} {'not measured' if value is None else f'{value:.0%}'.replace('%', ' %')}"
@@ -93,11 +105,11 @@ def _sentence(reading: Reading, asked: float, ratio: float, used: float, why: st
 class DeviceReader:
     """Live readings: memory of the machine and of the GPU, whichever is fuller; load; misses of the encoder cache."""
 
-    def __init__(self, device: torch.device, cache: EncoderCache) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, cache: EncoderCache, monitor: Monitor) -> None:
+        self._device, self._monitor = device, monitor
         self._cache = cache
         self._counters: deque[tuple[int, int]] = deque([_counters(cache)], maxlen=_WINDOW + 1)
-        self._times = _cpu_times()
+        self._load = CpuLoad()
 
     def read(self) -> Reading:
         memory, source = psutil.virtual_memory().percent / 100, "memory in use"
@@ -117,33 +129,10 @@ class DeviceReader:
 
     def _read_utilisation(self) -> tuple[float | None, str]:
         if self._device.type == "cuda":
-            return gpu_utilisation(self._device)[0], "GPU utilisation"
-        before, self._times = self._times, _cpu_times()
-        busy, passed = (now - then for now, then in zip(self._times, before, strict=True))
-        return (min(1.0, max(0.0, busy / passed)) if passed > 0 else None), "CPU utilisation since the last run"
-
-
-def gpu_utilisation(device: torch.device) -> tuple[float | None, str]:
-    """0-1, or None and the reason."""
-    try:
-        # What PyTorch reads it through; its errors are of a kind of their own.
-        failed = importlib.import_module("pynvml").NVMLError
-    except ModuleNotFoundError:
-        return None, "NVIDIA's reader is not installed: pip install nvidia-ml-py."
-    try:
-        return torch.cuda.utilization(device) / 100, ""
-    except (failed, RuntimeError) as error:  # as on Jetson, where the library has nothing to read from
-        return None, f"NVIDIA's library gives no utilisation: {error}"
+            return self._monitor.fresh(_READ_S).values.get("utilisation"), "GPU utilisation"
+        return self._load.read(), "CPU utilisation since the last run"
 
 
 def _counters(cache: EncoderCache) -> tuple[int, int]:
     stats = cache.stats()
     return stats.queries, stats.hits
-
-
-def _cpu_times() -> tuple[float, float]:
-    """Seconds of all cores together since the machine started: busy, and in all."""
-    times = psutil.cpu_times()
-    # Guest time is part of user time already.
-    total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-    return total - times.idle - getattr(times, "iowait", 0.0), total

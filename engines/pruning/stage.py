@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engines.cache.encoder import Features
 from engines.config import PruningConfig
-from engines.prompt import VisualItem, frame_groups
+from engines.prompt import VisualItem, visual_groups
 from engines.pruning import create
 from engines.pruning.base import Group, Selector, Visual
 from engines.pruning.inside import layer_of
@@ -20,6 +20,8 @@ from engines.pruning.spans import budget, cut_spans, keep_promises
 from engines.reports import Adaptation, FramePruning, PruneReport
 from engines.sequence import Sequence
 from engines.structure import LayerCut, Structure
+from engines.tokens.group import FrameGroup
+from engines.tokens.registry import spread
 
 
 class PruneStage:
@@ -58,7 +60,7 @@ class PruneStage:
             return sequence
         if self._config.merge:
             assert self.report is not None
-            sequence = merge_dropped(sequence, keep, [len(frame.kept) for frame in self.report.frames])
+            sequence = merge_dropped(sequence, keep, [frame.tokens for frame in self.report.frames])
         return sequence.select(keep)
 
     def cut(self, narrow: Callable[[Tensor], None]) -> LayerCut | None:
@@ -147,7 +149,7 @@ def choose_rows(
     all stay, and the report.
     """
     method = create(config.method, config.options) if config.active else None
-    frames = [frame for item, _ in items for frame in _whole_frames(item, merge, temporal_patch)]
+    frames = [_whole(group) for group in visual_groups([item for item, _ in items], merge, temporal_patch)]
     notes: list[str] = []
     if method is not None and frames:
         visual = sequence.visual[0]
@@ -167,29 +169,13 @@ def choose_rows(
     )
     if after == before:
         return None, report
-    keep = torch.ones(sequence.length, dtype=torch.bool, device=sequence.embeddings.device)
-    kept = [cell for frame in frames for cell in frame.kept]
-    keep[sequence.visual[0]] = torch.tensor(kept, device=keep.device)
-    return keep, report
+    keep = spread(sequence.visual[0].cpu().numpy(), report.cells)
+    return torch.from_numpy(keep).to(sequence.embeddings.device), report
 
 
-def _whole_frames(item: VisualItem, merge: int, temporal_patch: int) -> list[FramePruning]:
-    """The image or the frame groups of an item, nothing dropped."""
-    rows, columns = item.grid[1] // merge, item.grid[2] // merge
-    return [
-        FramePruning(
-            item=item.index,
-            name=item.media.name,
-            kind=item.media.kind,
-            frames=shown,
-            timestamp_s=timestamp_s,
-            rows=rows,
-            columns=columns,
-            scores=None,
-            kept=(True,) * (rows * columns),
-        )
-        for shown, timestamp_s in frame_groups(item, temporal_patch)
-    ]
+def _whole(group: FrameGroup) -> FramePruning:
+    """An image or a frame group of which nothing is dropped."""
+    return FramePruning(**vars(group), scores=None, kept=(True,) * group.tokens)
 
 
 def _prune(
@@ -202,7 +188,7 @@ def _prune(
 
     `whole` holds all visual tokens, its groups left open, and the seed of the request.
     """
-    sizes = [(frame.item, len(frame.kept)) for frame in frames]
+    sizes = [(frame.item, frame.tokens) for frame in frames]
     scope = method.scope or config.scope
     spans = cut_spans(sizes, scope, method.largest_span)
     notes = []

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from engines.cache.encoder import Features
 from engines.config import VisionConfig
-from engines.prompt import VisualItem, frame_groups
+from engines.prompt import VisualItem, visual_groups
 from engines.reports import FrameFidelity, VisionReport
 from engines.structure import Structure
 from engines.vision.base import units_kept
@@ -35,23 +35,16 @@ def measure(structure: Structure, encoded: Encoded, temporal_patch: int) -> tupl
     found = []
     for item, reduced in encoded:
         full = encode_items(structure, [item])[0].pooled
-        rows, columns = item.grid[1] // structure.merge_size, item.grid[2] // structure.merge_size
-        for group, (frames, timestamp_s) in enumerate(frame_groups(item, temporal_patch)):
-            own = slice(group * rows * columns, (group + 1) * rows * columns)
-            similarity = neighbourhood_similarity(full[own], reduced.pooled[own], rows, columns)
+        for place, group in enumerate(visual_groups([item], structure.merge_size, temporal_patch)):
+            own = slice(place * group.tokens, (place + 1) * group.tokens)
+            similarity = neighbourhood_similarity(full[own], reduced.pooled[own], group.rows, group.columns)
             overlap = neighbour_overlap(full[own], reduced.pooled[own])
             found.append(
                 FrameFidelity(
-                    item=item.index,
-                    name=item.media.name,
-                    kind=item.media.kind,
-                    frames=frames,
-                    timestamp_s=timestamp_s,
-                    rows=rows,
-                    columns=columns,
+                    **vars(group),
                     similarity=tuple(similarity.tolist()),
                     overlap=tuple(overlap.tolist()),
-                    nearest=min(NEAREST, rows * columns - 1),
+                    nearest=min(NEAREST, group.tokens - 1),
                 )
             )
     return tuple(found)

@@ -157,7 +157,7 @@ class FakeEngine:
         self.fail, self.fail_full, self.is_demo = fail, fail_full, is_demo
         self.seen: list[tuple[RunRequest, CompressionConfig]] = []
         self.open_runs = 0
-        self.cleared: list[tuple[str | None, str | None]] = []
+        self.cleared: list[tuple[str | None, ...]] = []
         self.pause = threading.Event()
         self.pause.set()
 
@@ -169,12 +169,12 @@ class FakeEngine:
 
     def cache_totals(self) -> dict[str, CacheStats]:
         return {
-            "encoder": CacheStats(queries=4, hits=1, bytes=2048, entries=3, evictions=2, saved_s=0.5),
-            "prefix": CacheStats(queries=80, hits=60, bytes=4096, entries=2, evictions=1, saved_s=0.75, tokens=60),
+            "encoder": CacheStats(4, 1, 2048, 8192, entries=3, evictions=2, saved_s=0.5).within("tenant"),
+            "prefix": CacheStats(80, 60, 4096, 16384, entries=2, evictions=1, saved_s=0.75, tokens=60).within("user"),
         }
 
-    def clear_caches(self, level: str | None = None, tenant: str | None = None) -> None:
-        self.cleared.append((level, tenant))
+    def clear_caches(self, level: str | None = None, tenant: str | None = None, scope: str | None = None) -> None:
+        self.cleared.append((level, tenant, scope))
 
     def check_fp16(self, request: RunRequest) -> CollapseReport:
         if self.fail is not None:

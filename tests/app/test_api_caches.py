@@ -8,16 +8,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gradio as gr
 import pytest
 
 from app import tenants
 from app.api.gate import Gate, digest_of
+from app.panels.caches import ANY_SCOPE
 from app.session import Session
 from app.workbench import Workbench
 from engines.cache.scope import LOCAL
-from engines.config import CompressionConfig
+from engines.config import CompressionConfig, SamplingConfig
 from engines.engine import Engine
 from engines.media import MediaLimits
+from engines.results import RunRequest
 from tests.app.fake import FakeEngine, result
 from tests.app.serving import ask, send, serving
 
@@ -125,6 +128,39 @@ def test_names_that_visitors_and_keys_have_do_not_meet() -> None:
     assert len({scope.tenant for scope in scopes}) == len(scopes)
     logged_in = [tenants.of_visitor(session, "ada", alone=False) for session in ("x", "y")]
     assert logged_in[0].tenant == logged_in[1].tenant
+
+
+def test_a_button_clears_a_level_of_ones_own_and_of_nobody_elses(moe: Engine, media_files: dict[str, Path]) -> None:
+    page = Workbench(moe, MediaLimits())
+    with gr.Blocks():
+        page.draw()
+    me, other = Session(), Session()
+    caches = CompressionConfig.full().with_settings(SETTINGS)
+
+    def hits(session: Session, level: str, *settings: str) -> int:
+        request = RunRequest(
+            "What is shown?", (media_files["wide"],), sampling=SamplingConfig(2), warm_up=False,
+            scope=page._scope(session, visitor()),
+        )  # fmt: skip
+        # The encoder cache is not asked where the prefix cache has the media.
+        only = caches.with_settings(["cache.prefix=false"] if level == "encoder" else ["cache.encoder=false"])
+        stats = moe.answer(request, only.with_settings(list(settings))).cache_stats.run[level]
+        assert not stats.queries or set(stats.scopes) == {only.with_settings(list(settings)).cache.scope}
+        return stats.hits
+
+    for level, clear in (("encoder", page.clear_encoder_cache), ("prefix", page.clear_prefix_cache)):
+        for session in (me, other):
+            assert hits(session, level) == 0
+            assert hits(session, level) > 0
+        clear(other, ANY_SCOPE, visitor())
+        assert hits(me, level) > 0, "another visitor cleared"
+        assert hits(other, level) == 0
+        assert hits(me, level, "cache.scope=session") == 0
+        clear(me, "session", visitor())
+        assert hits(me, level) > 0, "another scope was cleared"
+        assert hits(me, level, "cache.scope=session") == 0
+    totals = moe.cache_totals()
+    assert all(totals[level].scopes["session"].queries > 0 for level in totals)
 
 
 def test_a_session_adds_up_its_runs() -> None:

@@ -73,6 +73,15 @@ def test_a_run_is_counted() -> None:
     for name in ("vllm:time_per_output_token_seconds", "vllm:inter_token_latency_seconds"):
         assert found[f"{name}_count"] == 3, "four tokens, three gaps"
         assert found[f"{name}_sum"] == pytest.approx(0.3)
+    assert found["vllm:kv_cache_usage_perc"] == 0.25
+    assert found["vllm:request_prefill_time_seconds_sum"] == 0.5
+    assert found["vllm:request_decode_time_seconds_sum"] == pytest.approx(0.3)
+    assert found["vllm:request_inference_time_seconds_sum"] == pytest.approx(0.8)
+    assert found["vllm:request_prompt_tokens_sum"] == 20
+    assert found["vllm:request_generation_tokens_sum"] == 4
+    assert found["vllm:request_max_num_generation_tokens_sum"] == RunRequest("?").sampling.max_new_tokens
+    assert found["workbench_cache_queries_total{prefix}{user}"] == 80
+    assert found["workbench_cache_hits_total{encoder}{tenant}"] == 1
     assert found["vllm:prompt_tokens_total"] == 20
     assert found["vllm:generation_tokens_total"] == 4
     assert found["vllm:request_success_total{stop}"] == 1
@@ -130,7 +139,7 @@ def test_the_whole_engine_is_passed_on() -> None:
     inner = FakeEngine()
     engine, _ = watched(inner)
     engine.clear_caches()
-    assert inner.cleared == [(None, None)]
+    assert inner.cleared == [(None, None, None)]
     assert engine.capabilities() == inner.capabilities()
     assert engine.cache_totals() == inner.cache_totals()
     with pytest.raises(ValueError, match="nonsense"):
@@ -165,6 +174,26 @@ def test_the_server_exports_what_it_answered() -> None:
         assert found["workbench_keep_ratio_achieved_count"] == 1
         kind = send(f"{address}/metrics", Accept="application/openmetrics-text; version=1.0.0")[1]["content-type"]
         assert kind.startswith("application/openmetrics-text")
+
+
+# What the boards that vLLM ships ask for, of what a server of one engine has (docs.vllm.ai, "Production metrics").
+VLLM_BOARDS = """
+    num_requests_running num_requests_waiting kv_cache_usage_perc prefix_cache_queries_total prefix_cache_hits_total
+    mm_cache_queries_total mm_cache_hits_total prompt_tokens_total generation_tokens_total request_success_total
+    time_to_first_token_seconds_bucket time_to_first_token_seconds_sum time_to_first_token_seconds_count
+    inter_token_latency_seconds_bucket inter_token_latency_seconds_sum inter_token_latency_seconds_count
+    time_per_output_token_seconds_bucket e2e_request_latency_seconds_bucket e2e_request_latency_seconds_sum
+    e2e_request_latency_seconds_count request_queue_time_seconds_sum request_prefill_time_seconds_sum
+    request_decode_time_seconds_sum request_inference_time_seconds_sum request_prompt_tokens_bucket
+    request_generation_tokens_bucket request_max_num_generation_tokens_bucket request_params_max_tokens_bucket
+"""
+
+
+def test_boards_that_people_have_find_their_names() -> None:
+    engine, metrics = watched(MeasuringEngine())
+    list(engine.run(RunRequest("?"), COMPRESSED))
+    exported = {name.partition("{")[0] for name in samples(metrics)}
+    assert {f"vllm:{name}" for name in VLLM_BOARDS.split()} <= exported
 
 
 # ---- the board ----

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from app.api import spans
-from app.api.spans import ENDPOINT, Spans, make_spans
+from app.api.spans import ENDPOINT, TRACES_ENDPOINT, Spans, make_spans
 from app.observed import ObservedEngine
 from engines.config import CompressionConfig, SamplingConfig
 from engines.results import EngineError, RunRequest
@@ -123,6 +123,16 @@ def test_a_run_becomes_a_span_with_its_stages(collector: Collector, made: Spans)
     assert resource["service.name"] == "qwen-vl-moe-workbench"
 
 
+def test_an_endpoint_for_traces_alone_is_enough(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ENDPOINT)
+    monkeypatch.setenv(TRACES_ENDPOINT, f"{collector.address}/v1/traces")
+    made = make_spans(MODEL)
+    assert made is not None
+    list(ObservedEngine(FakeEngine(), [made]).run(RunRequest("?"), CONFIG))
+    made.flush()
+    assert any(span.name == f"chat {MODEL}" for span in collector.spans)
+
+
 def test_a_failure_is_marked(collector: Collector, made: Spans) -> None:
     with pytest.raises(EngineError):
         list(ObservedEngine(FakeEngine(fail=EngineError("secret")), [made]).run(RunRequest("?"), CONFIG))
@@ -150,6 +160,7 @@ def test_a_request_continues_its_callers_trace(collector: Collector, monkeypatch
 
 def test_nothing_is_traced_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ENDPOINT, raising=False)
+    monkeypatch.delenv(TRACES_ENDPOINT, raising=False)
     assert make_spans(MODEL) is None
 
 

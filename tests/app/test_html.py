@@ -10,14 +10,14 @@ import pytest
 from app import words
 from app.panels.answers import MEASURES, answers_html, verdict_html
 from app.panels.ask import media_tile
-from app.panels.caches import caches_html
+from app.panels.caches import caches_html, scopes_html
 from app.panels.experts import DENSE, EMPTY, ExpertsPanel, experts_html
 from app.panels.header import header_html
 from app.panels.heatmap import count_html, detail_html
 from app.session import Phase, Session
 from engines.compare import Comparison
 from engines.config import CompressionConfig
-from engines.reports import PruneReport
+from engines.reports import CacheStats, PruneReport
 from tests.app import fake
 from tests.app.test_controls import CONTROLS
 
@@ -158,6 +158,10 @@ def test_caches_show_this_run_and_the_total() -> None:
     assert 'data-level="prefix" data-scope="total" data-hits="60"' in html
     assert "25 %" in html
     assert "500 ms" in html
+    by_scope = scopes_html(finished(), fake.FakeEngine().cache_totals())
+    assert 'data-level="encoder" data-scope="tenant total" data-hits="1"' in by_scope
+    assert 'data-level="prefix" data-scope="user total" data-hits="60"' in by_scope
+    assert "they are off" in scopes_html(finished(), {"encoder": CacheStats()})
 
 
 def test_header_tells_a_demo_from_a_real_model() -> None:

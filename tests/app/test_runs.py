@@ -13,6 +13,7 @@ import pytest
 
 from app import controls, runs
 from app.panels.answers import answers_html, verdict_html
+from app.panels.caches import ANY_SCOPE
 from app.session import Phase, Session, Tickets
 from app.workbench import Workbench, build, repeat_count
 from engines.config import CompressionConfig
@@ -264,10 +265,10 @@ def test_closing_the_page_stops_the_run(page: Workbench) -> None:
 
 def test_clearing_a_cache_is_for_ones_own_entries(page: Workbench) -> None:
     session = Session()
-    page.clear_encoder_cache(session, visitor())
-    page.clear_prefix_cache(session, visitor("b"))
+    page.clear_encoder_cache(session, ANY_SCOPE, visitor())
+    page.clear_prefix_cache(session, "session", visitor("b"))
     mine = f"visitor {session.name}"
-    assert page.engine.cleared == [("encoder", mine), ("prefix", mine)]  # type: ignore[attr-defined]
+    assert page.engine.cleared == [("encoder", mine, None), ("prefix", mine, "session")]  # type: ignore[attr-defined]
 
 
 def test_a_bad_file_has_its_sentence_in_the_preview(page: Workbench, tmp_path: Path) -> None:

@@ -28,7 +28,11 @@ def test_figures_are_those_of_plain_sums() -> None:
     assert found.mean_kl == pytest.approx(sum(divergences) / 10)
     assert found.max_kl == pytest.approx(max(divergences))
     assert found.same_top == pytest.approx(same / 10)
-    assert found.median_kl <= found.p99_kl <= found.max_kl
+    assert found.median_kl <= found.max_kl
+    assert found.p99_kl is None, "of ten positions there is no 99th percentile"
+    many = agreement(full.repeat(10, 1), other.repeat(10, 1))
+    assert many.p99_kl is not None
+    assert many.median_kl <= many.p99_kl <= many.max_kl
 
 
 def test_logits_of_different_positions_are_refused() -> None:

@@ -16,6 +16,7 @@ from engines.cache import content
 from engines.cache.plan import BY_MEDIA
 from engines.cache.prefix import LEVEL
 from engines.cache.scope import Scope
+from engines.checkpoint import load_checkpoint
 from engines.config import CompressionConfig, SamplingConfig
 from engines.engine import Engine
 from engines.pruning import METHODS, Visual, create
@@ -276,6 +277,23 @@ def test_closing_a_run_lets_go_of_its_blocks(moe: Engine, media_files: dict[str,
             break
     events.close()
     assert not any(block.users for block in moe._prefixes._order)
+
+
+def test_a_run_is_charged_for_the_evictions_that_it_causes(
+    tiny_folders: dict[str, Path], media_files: dict[str, Path]
+) -> None:
+    checkpoint = load_checkpoint(str(tiny_folders["qwen3_vl_moe"]), "cpu", "fp32")
+    engine = Engine(checkpoint, encoder_cache_bytes=48 * 64 * 4 * 3, prefix_cache_bytes=200_000)
+    evicted = {LEVEL: 0, "encoder": 0}
+    for name in ("wide", "tall", "clip", "wide"):
+        result = ask(engine, CACHED.with_settings(["cache.encoder=true", "cache.scope=user"]), media_files[name])
+        for level, stats in engine.cache_totals().items():
+            evicted[level] += result.cache_stats.run[level].evictions
+            assert result.cache_stats.run[level].scopes["user"].evictions == result.cache_stats.run[level].evictions
+            assert stats.evictions == stats.scopes["user"].evictions == evicted[level]
+            assert stats.entries == stats.scopes["user"].entries
+            assert stats.bytes <= stats.budget_bytes
+    assert min(evicted.values()) > 0
 
 
 # ---- tenants ----

@@ -15,6 +15,8 @@ from torch import Tensor
 from engines.cache.prefix import Cost, PrefixCache
 from engines.cache.rows import BLOCK_TOKENS, Modality, Rows
 from engines.cache.scope import Owner, Scope
+from engines.tokens.group import FrameGroup
+from engines.tokens.registry import TokenRegistry
 
 OWNER = Owner("a", "0" * 64)
 ROOT, OTHER_ROOT = b"root", b"another root"
@@ -24,7 +26,11 @@ ROW_BYTES = 2 * 2 * 1 * 4 * 4  # layers, keys and values, heads, head size, floa
 
 def rows_of(ids: list[int], contents: list[tuple[str, int]] | None = None, prompt: int | None = None) -> Rows:
     places = np.tile(np.arange(len(ids)), (3, 1))
-    rows = Rows.of(np.asarray(ids, dtype=np.int64), places, IMAGE, VIDEO, contents or [])
+    groups = [
+        FrameGroup(index, name, "image", (0,), None, 1, size) for index, (name, size) in enumerate(contents or [])
+    ]
+    tokens = TokenRegistry.of(np.asarray(ids, dtype=np.int64), places, (IMAGE, VIDEO), groups)
+    rows = Rows.of(tokens, [name for name, _ in contents or []])
     return rows if prompt is None else Rows(**{**vars(rows), "prompt": prompt})
 
 

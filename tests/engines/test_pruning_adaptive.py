@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
@@ -16,13 +14,17 @@ import torch
 
 from engines.cache.encoder import EncoderCache, Features
 from engines.config import CompressionConfig
+from engines.device import readings
+from engines.device.monitor import Monitor
+from engines.device.report import DeviceReading
 from engines.engine import Engine
-from engines.pruning import adaptive
 from engines.pruning.adaptive import DeviceReader, KeepRatioController, formula
 from engines.reports import Reading
 from tests.engines.test_off_is_identical import capture_logits, make_request
 
 ADAPTIVE = "pruning.adaptive=true"
+NO_MONITOR = Monitor.of(torch.device("cpu"))
+"""Asked by nobody: a CPU's load needs none."""
 
 
 class FakeReader:
@@ -92,8 +94,8 @@ def test_steps_from_several_threads_are_all_counted() -> None:
 def test_live_readings_are_those_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = EncoderCache(1 << 20)
     times = [(50.0, 50.0), (80.0, 120.0)]  # busy, idle: 30 of 100 seconds busy
-    monkeypatch.setattr(adaptive, "_cpu_times", lambda: (times[0][0], sum(times.pop(0))))
-    reader = DeviceReader(torch.device("cpu"), cache)
+    monkeypatch.setattr(readings, "cpu_times", lambda: (times[0][0], sum(times.pop(0))))
+    reader = DeviceReader(torch.device("cpu"), cache, NO_MONITOR)
     cache.get("never kept")
     reading = reader.read()
     assert reading.memory == pytest.approx(psutil.virtual_memory().percent / 100, abs=0.1)
@@ -102,13 +104,13 @@ def test_live_readings_are_those_of_the_system(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_cpu_time_is_read() -> None:
-    busy, total = adaptive._cpu_times()
+    busy, total = readings.cpu_times()
     assert 0 < busy < total
 
 
 def test_misses_are_counted_over_the_latest_readings() -> None:
     cache = EncoderCache(1 << 20)
-    reader = DeviceReader(torch.device("cpu"), cache)
+    reader = DeviceReader(torch.device("cpu"), cache, NO_MONITOR)
     assert reader.read().cache_misses is None
     cache.put("kept", Features(torch.zeros(2, 2), ()), 0.1)
     for key in ("kept", "gone", "kept", "kept"):
@@ -119,30 +121,31 @@ def test_misses_are_counted_over_the_latest_readings() -> None:
     assert reader.read().cache_misses is None
 
 
-class NVMLError(Exception):
-    """As pynvml has it: of no kind that anybody else knows."""
+class FakeGpu:
+    """A GPU whose driver says so much of its load."""
+
+    source = "Fake through NVML"
+
+    def __init__(self, load: float | None) -> None:
+        self.load = load
+
+    def read(self) -> DeviceReading:
+        return DeviceReading.of(self.source, {} if self.load is None else {"utilisation": self.load}, {})
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
-@pytest.mark.parametrize(
-    ("error", "reason"), [(None, "not installed"), (NVMLError("no"), "no utilisation: no"), (RuntimeError("x"), "x")]
-)
-def test_the_fuller_memory_counts_and_a_missing_reader_is_none(
-    monkeypatch: pytest.MonkeyPatch, error: Exception | None, reason: str
+@pytest.mark.parametrize("load", [None, 0.75])
+def test_the_fuller_memory_counts_and_a_missing_load_is_none(
+    monkeypatch: pytest.MonkeyPatch, load: float | None
 ) -> None:
-    """As on a GPU without NVML, or one where it has nothing to say: no utilisation, and no error."""
-
-    def fail(_device: Any) -> int:
-        assert error is not None
-        raise error
-
-    monkeypatch.setitem(sys.modules, "pynvml", None if error is None else SimpleNamespace(NVMLError=NVMLError))
+    """As on a GPU whose driver has nothing to say of its load: no utilisation, and no error."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (1, 100))
-    monkeypatch.setattr(torch.cuda, "utilization", fail)
-    assert reason in adaptive.gpu_utilisation(torch.device("cuda"))[1]
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(percent=40.0))
-    reading = DeviceReader(torch.device("cuda"), EncoderCache(10)).read()
+    reading = DeviceReader(torch.device("cuda"), EncoderCache(10), Monitor(lambda: FakeGpu(load))).read()
     assert (reading.memory, reading.memory_source) == (pytest.approx(0.99), "GPU memory in use")
-    assert (reading.utilisation, reading.utilisation_source) == (None, "GPU utilisation")
+    assert (reading.utilisation, reading.utilisation_source) == (load, "GPU utilisation")
 
 
 # ---- through the engine ----

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from engines.trace import Tracer
+from engines.trace import Tracer, chrome_trace
 
 
 class FakeClock:
@@ -73,11 +75,36 @@ def test_a_span_that_fails_is_kept_with_its_time() -> None:
     assert tracer.finish().stage_s("prune") == 1.0
 
 
-def test_chrome_export_is_in_microseconds() -> None:
+def test_chrome_export_nests_and_adds_up() -> None:
+    """What Perfetto shows is the spans and nothing else: each inside its parent, all inside the run."""
     clock = FakeClock()
     tracer = Tracer(lambda: None, clock)
-    with tracer.span("prefill", tokens=5):
-        clock.now_s += 0.25
-    (event,) = tracer.finish().to_chrome("full")
-    assert (event["ph"], event["name"], event["ts"], event["dur"]) == ("X", "prefill", 0.0, 250_000.0)
-    assert event["args"] == {"tokens": 5}
+    with tracer.span("vision encode", tokens=5):
+        clock.now_s += 0.1
+        with tracer.span("layer"):
+            clock.now_s += 0.2
+    for token in range(3):
+        with tracer.span("decode", token=token):
+            clock.now_s += 1 / 3
+    clock.now_s += 0.05
+    trace = tracer.finish()
+    file = json.loads(json.dumps(chrome_trace({"full": [trace], "compressed": [trace, trace]})))
+    named = {
+        (event["pid"], event.get("tid")): event["args"]["name"] for event in file["traceEvents"] if event["ph"] == "M"
+    }
+    assert (named[1, None], named[2, None], named[2, 2]) == ("full", "compressed", "run 2")
+    for pid, tid in ((1, 1), (2, 1), (2, 2)):
+        events = [one for one in file["traceEvents"] if one["ph"] == "X" and (one["pid"], one["tid"]) == (pid, tid)]
+        (run,) = [event for event in events if event["name"] == "run"]
+        assert run["dur"] == pytest.approx(trace.total_s * 1e6)
+        for name in ("vision encode", "layer", "decode"):
+            mine = [event for event in events if event["name"] == name]
+            assert sum(event["dur"] for event in mine) == pytest.approx(trace.stage_s(name) * 1e6, abs=0.01)
+        assert [event["args"] for event in events if event["name"] == "vision encode"] == [{"tokens": 5}]
+        open_until: list[float] = []
+        for event in sorted(events, key=lambda one: (one["ts"], -one["dur"])):
+            while open_until and open_until[-1] <= event["ts"]:
+                open_until.pop()
+            end = round(event["ts"] + event["dur"], 3)
+            assert not open_until or end <= open_until[-1], "an event ends inside the one around it"
+            open_until.append(end)

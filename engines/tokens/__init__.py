@@ -1,0 +1,1 @@
+"""One numbering for image patches, prompt positions, KV rows and heatmap cells."""
