@@ -53,6 +53,7 @@ FIGURES: dict[str, Callable[[RunResult], float | None]] = {
     "peak_memory": lambda result: result.memory.peak_bytes,
     "weights": lambda result: result.memory.weight_bytes,
     "kv_cache": lambda result: result.memory.kv_cache_bytes,
+    "energy_per_token": lambda result: result.device_report.energy_per_token_j if result.device_report else None,
 }
 
 

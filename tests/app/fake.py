@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from engines.config import CompressionConfig
+from engines.device.report import DeviceReading, PlacedPart, Placement
 from engines.media import Media
 from engines.pruning import create
 from engines.reports import (
@@ -172,6 +173,18 @@ class FakeEngine:
             "encoder": CacheStats(4, 1, 2048, 8192, entries=3, evictions=2, saved_s=0.5).within("tenant"),
             "prefix": CacheStats(80, 60, 4096, 16384, entries=2, evictions=1, saved_s=0.75, tokens=60).within("user"),
         }
+
+    def read_device(self) -> DeviceReading:
+        return DeviceReading.of(
+            "CPU through a double",
+            {"utilisation": 0.5, "memory_bytes": float(3 << 30)},
+            {"power_w": "The double reads no power."},
+            memory_total_bytes=8 << 30,
+        )
+
+    def placement(self) -> Placement:
+        parts = (PlacedPart("vision", "machine memory", 1000), PlacedPart("experts", "machine memory", 2000))
+        return Placement(parts, split=False)
 
     def clear_caches(self, level: str | None = None, tenant: str | None = None, scope: str | None = None) -> None:
         self.cleared.append((level, tenant, scope))
