@@ -9,9 +9,10 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from engines.compare import Runner
+from engines.compare import Runner, SideEvent
 from engines.config import CompressionConfig
 from engines.device.report import DeviceReading, Placement
+from engines.divergence_report import DivergenceReport
 from engines.reports import CacheStats, CollapseReport
 from engines.results import Capabilities, Event, Finished, RunRequest, RunResult, TokenReady
 
@@ -28,6 +29,10 @@ class WorkbenchEngine(Runner, Protocol):
     def cache_totals(self) -> dict[str, CacheStats]: ...
 
     def check_fp16(self, request: RunRequest) -> CollapseReport: ...
+
+    def divergence(
+        self, request: RunRequest, config: CompressionConfig, answer: tuple[int, ...] = ()
+    ) -> Iterator[SideEvent | DivergenceReport]: ...
 
     def read_device(self) -> DeviceReading: ...
 
@@ -73,6 +78,11 @@ class ObservedEngine:
 
     def check_fp16(self, request: RunRequest) -> CollapseReport:
         return self._engine.check_fp16(request)
+
+    def divergence(
+        self, request: RunRequest, config: CompressionConfig, answer: tuple[int, ...] = ()
+    ) -> Iterator[SideEvent | DivergenceReport]:
+        return self._engine.divergence(request, config, answer)
 
     def read_device(self) -> DeviceReading:
         return self._engine.read_device()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from engines.config import CompressionConfig
 from engines.history import HistoryStore
@@ -16,3 +17,5 @@ class PageOptions:
     """With it, reports that visitors take away are signed."""
     history: HistoryStore | None = None
     """Where finished comparisons are kept; None: nowhere."""
+    sweeps: Path | None = None
+    """A folder where the page's sweeps are kept; None: in one that goes with the server."""

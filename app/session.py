@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from engines.answers import matches
 from engines.compare import SIDES, Comparison, Side
 from engines.config import CompressionConfig
+from engines.divergence_report import DivergenceReport
 from engines.presets import Facts, Preset, suggest
 from engines.reports import CacheStats, PruneReport
 from engines.results import RunRequest, RunResult
@@ -108,6 +109,8 @@ class Session:
     """The browser's own name, by which its history is found; empty until it is known."""
     made_at: str = ""
     """When the comparison that the page shows was finished: ISO 8601, UTC."""
+    divergence: DivergenceReport | None = None
+    """Of the run that the page shows, once it was measured."""
     stored: Report | None = None
     """The kept comparison that the page shows in place of a run of its own."""
     _name: str = ""
@@ -131,7 +134,7 @@ class Session:
         self.repeat, self.repeats = 0, repeats
         self.sides = {side: SideView(Phase.QUEUED) for side in SIDES}
         self.comparison, self.error, self.ticket = None, "", ticket
-        self.made_at, self.stored = "", None
+        self.made_at, self.stored, self.divergence = "", None, None
         self.right_answer = right_answer
         self.stopping = self.stopped = False
         self.pictures = {}

@@ -18,6 +18,8 @@ from app.options import PageOptions
 from app.panels.answers import answers_html, verdict_html, wrong_html
 from app.panels.ask import MOST_REPEATS, AskPanel, frame_sampling
 from app.panels.caches import ANY_SCOPE, CachesPanel
+from app.panels.device import DevicePanel
+from app.panels.divergence import DivergencePanel
 from app.panels.experts import ExpertsPanel
 from app.panels.export import ExportLine
 from app.panels.fidelity import FidelityPanel
@@ -28,6 +30,7 @@ from app.panels.judge_tab import JudgeTab
 from app.panels.kv import KVPanel
 from app.panels.precision import PrecisionPanel
 from app.panels.settings import SettingsPanel
+from app.panels.sweep import SweepPanel
 from app.panels.waterfall import WaterfallPanel
 from app.plots.heatmap import VIEWS
 from app.report import Report
@@ -87,6 +90,7 @@ class Workbench:
                         self.export = ExportLine(
                             self.session, capabilities, self.settings.controls, self.options.signing_key
                         )
+                    self.divergence = DivergencePanel(self.session, SAMPLES)
                     self.waterfall = WaterfallPanel()
                     self.heatmap = HeatmapPanel(self.session)
                     self.fidelity = FidelityPanel(self.session)
@@ -94,11 +98,20 @@ class Workbench:
                     self.precision = PrecisionPanel(self.session, SAMPLES)
                     self.kv = KVPanel()
                     self.caches = CachesPanel()
+                    self.device = DevicePanel()
+            with gr.Tab("Sweep", id="sweep"):
+                self.sweep = SweepPanel(self.session, SAMPLES, capabilities, self.settings, self.options.sweeps)
             with gr.Tab("Judge", id="judge"):
                 self.judge = JudgeTab(self.session, SAMPLES)
             with gr.Tab("History", id="history") as self.history_tab:
                 self.history = HistoryPanel(self.session, self.options.history, capabilities)
-        self.lines += [self.experts.curve.tickets, self.precision.tickets, *self.judge.tickets]
+        self.lines += [
+            self.experts.curve.tickets,
+            self.precision.tickets,
+            self.divergence.tickets,
+            self.sweep.tickets,
+            *self.judge.tickets,
+        ]
         self._connect()
 
     def _connect(self) -> None:
@@ -109,8 +122,9 @@ class Workbench:
             self.verdict, self.answers, ask.run, ask.stop, ask.leave, *self.export.outputs,
         ]  # fmt: skip
         drawn: list[gr.blocks.Block] = [
-            *state, *self.waterfall.outputs, *self.heatmap.outputs, *self.fidelity.outputs,
+            *state, *self.divergence.outputs, *self.waterfall.outputs, *self.heatmap.outputs, *self.fidelity.outputs,
             *self.experts.outputs, *self.precision.outputs, *self.kv.outputs, *self.caches.outputs,
+            *self.device.outputs,
         ]  # fmt: skip
         # Queued, because Gradio looks for changed states only after events of the queue; it never waits there.
         gr.on(
@@ -142,6 +156,9 @@ class Workbench:
         self.history.connect(self.history_tab, self._owner, self.reopen, self.reopened)
         self.experts.curve.connect(self.engine, self.turnstile, self.limits)
         self.precision.connect(self.engine, self.turnstile, self.limits)
+        self.device.connect(self.engine)
+        self.divergence.connect(self.engine, self.turnstile, self.limits)
+        self.sweep.connect(self.engine, self.turnstile, self.limits, self.tabs, self.ask)
         self.judge.connect(self.engine, self.turnstile, self.limits, self.settings)
         for button, clear in (
             (self.caches.clear_encoder, self.clear_encoder_cache),
@@ -243,12 +260,14 @@ class Workbench:
         return {
             **self._state(session),
             **dict(zip(self.caches.outputs, self._caches(session), strict=True)),
+            **dict(zip(self.divergence.outputs, self.divergence.update(session), strict=True)),
             **dict(zip(self.waterfall.outputs, self.waterfall.update(session), strict=True)),
             **dict(zip(self.heatmap.outputs, self.heatmap.update(session, view, opacity), strict=True)),
             **dict(zip(self.fidelity.outputs, self.fidelity.update(session), strict=True)),
             **dict(zip(self.experts.outputs, self.experts.update(session), strict=True)),
             **dict(zip(self.precision.outputs, self.precision.update(session), strict=True)),
             **dict(zip(self.kv.outputs, self.kv.update(session), strict=True)),
+            **dict(zip(self.device.outputs, self.device.update(session), strict=True)),
         }
 
     def stop(self, session: Session, request: gr.Request) -> dict[Any, Any]:
@@ -308,6 +327,8 @@ class Workbench:
         self.tickets.stop(str(request.session_hash))
         self.experts.curve.closed(str(request.session_hash))
         self.precision.closed(str(request.session_hash))
+        self.divergence.closed(str(request.session_hash))
+        self.sweep.closed(str(request.session_hash))
         self.judge.closed(str(request.session_hash))
 
     def waiting(self) -> int:
@@ -354,15 +375,20 @@ def lay_out(workbench: Workbench) -> gr.Blocks:
             show_progress="hidden",
             api_visibility="private",
         )
-        if workbench.options.history is not None:
-            # Gradio sends the secret to the browser: it keeps nothing from anybody, and must not change with a restart.
-            browser = gr.BrowserState(None, storage_key="workbench-visitor", secret="workbench")
-            page.load(
-                workbench.recognise,
-                inputs=[workbench.session, browser],
-                outputs=browser,
-                show_progress="hidden",
-                api_visibility="private",
-            )
+        # Gradio sends the secret to the browser: it keeps nothing from anybody, and must not change with a restart.
+        browser = gr.BrowserState(None, storage_key="workbench-visitor", secret="workbench")
+        page.load(
+            workbench.recognise,
+            inputs=[workbench.session, browser],
+            outputs=browser,
+            show_progress="hidden",
+            api_visibility="private",
+        ).then(
+            workbench.sweep.restore,
+            inputs=workbench.session,
+            outputs=workbench.sweep.outputs,
+            show_progress="hidden",
+            api_visibility="private",
+        )
         page.unload(workbench.closed)
     return page

@@ -124,6 +124,7 @@ def _page_options(options: argparse.Namespace) -> PageOptions:
     if options.no_history and options.history is not None:
         raise UsageError("--no-history and --history exclude each other.")
     from app.options import PageOptions
+    from engines.experts.calibration import cache_folder
     from engines.history import HistoryStore, default_path
     from engines.signing import read_key
 
@@ -139,6 +140,7 @@ def _page_options(options: argparse.Namespace) -> PageOptions:
         settings=settings_of(options) if options.settings is not None else None,
         signing_key=read_key(options.signing_key),
         history=history,
+        sweeps=None if options.no_history else cache_folder() / "page-sweeps",
     )
 
 

@@ -135,26 +135,20 @@ def _run(
 ) -> tuple[tuple[PointResult, ...], Chosen | None]:
     """All points, or with --find those that it takes to choose one."""
     from app.cli.sweep_table import Chosen
-    from engines.sweep.find import find_fastest
+    from engines.sweep.find import find_fastest, share_of_full
     from engines.sweep.front import QUALITIES as FIGURES
-    from engines.sweep.space import grid, key_of
+    from engines.sweep.space import grid
 
     if options.find is None:
         return _follow(sweep(None)), None
     figure = FIGURES[options.quality or _quality(found)]
-    places = {key_of(point): place for place, point in enumerate(plan.points)}
-    # A value that is the full model's own has the full model's place.
-    axis = [places[key_of(point)] for point in grid(_space(options))]
+    axis = plan.places(grid(_space(options)))
     points: tuple[PointResult, ...] = ()
 
     def share(place: int) -> float:
         nonlocal points
         points = _follow(sweep({axis[place]}))
-        of = {point.settings: figure(point) for point in points}
-        full, this = of[()], of.get(plan.points[axis[place]])
-        if not full:
-            raise UsageError("The full model has no right answer here, so there is no share of its quality to keep.")
-        return (this or 0.0) / full
+        return share_of_full(points, plan.points[axis[place]], figure)
 
     result = find_fastest(len(axis), share, options.floor)
     settings = None if result.place is None else plan.points[axis[result.place]]

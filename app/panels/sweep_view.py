@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import secrets
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engines.sets import RowProblem
+from engines.sets import EvalSet, RowProblem
 from engines.sweep.plan import SweepPlan
 from engines.sweep.results import PointResult
 from engines.sweep.runner import SweepProgress
@@ -20,7 +19,6 @@ from engines.sweep.store import SweepStore
 SCHEMA_VERSION = 1
 # Of each visitor so many plans are kept, and none longer than this.
 MOST_PLANS, KEPT_S = 8, 30 * 24 * 3600
-_TOKEN = re.compile("[0-9a-f]{48}")
 
 
 @dataclass(frozen=True)
@@ -31,24 +29,26 @@ class SweepView:
     points: tuple[PointResult, ...] = ()
     """In the plan's order; empty before the first figures."""
     done: int = 0
-    """Runs."""
+    """Runs of the whole plan."""
     problems: tuple[RowProblem, ...] = ()
+    set_name: str = ""
     note: str = ""
     """Of the set."""
+
+    @classmethod
+    def begin(cls, plan: SweepPlan, found: EvalSet) -> SweepView:
+        return cls(plan, problems=found.problems, set_name=found.name, note=found.note)
+
+    @property
+    def labelled(self) -> bool:
+        return any(point.score is not None for point in self.points)
 
     @property
     def complete(self) -> bool:
         return self.done >= self.plan.runs
 
     def after(self, progress: SweepProgress) -> SweepView:
-        return replace(
-            self, done=progress.done, points=self.points if progress.points is None else tuple(progress.points)
-        )
-
-
-def token_of(given: object) -> str:
-    """The browser's own secret name; a new one where it has none, or none of ours."""
-    return given if isinstance(given, str) and _TOKEN.fullmatch(given) else secrets.token_hex(24)
+        return replace(self, points=self.points if progress.points is None else progress.points)
 
 
 class Drawer:
@@ -57,8 +57,8 @@ class Drawer:
     Their name is a hash of what the visitor's browser alone knows, and of the login where there is one.
     """
 
-    def __init__(self, folder: Path, token: str, login: str | None) -> None:
-        name = hashlib.sha256(json.dumps([token, login]).encode()).hexdigest()
+    def __init__(self, folder: Path, visitor: str, login: str | None) -> None:
+        name = hashlib.sha256(json.dumps([visitor, login]).encode()).hexdigest()
         self._runs, self._shown = folder / f"{name}.sqlite", folder / f"{name}.json"
 
     def open(self) -> SweepStore:
@@ -74,6 +74,7 @@ class Drawer:
             "points": [point.to_dict() for point in view.points],
             "done": view.done,
             "problems": [[problem.row, problem.reason] for problem in view.problems],
+            "set_name": view.set_name,
             "note": view.note,
         }
         written = self._shown.with_suffix(f".{os.getpid()}-{secrets.token_hex(4)}")
@@ -91,6 +92,7 @@ class Drawer:
                 tuple(PointResult.from_dict(point) for point in values["points"]),
                 int(values["done"]),
                 tuple(RowProblem(row, reason) for row, reason in values["problems"]),
+                values["set_name"],
                 values["note"],
             )
         except FileNotFoundError:
@@ -104,6 +106,10 @@ class Drawer:
             store.delete(plan)
 
     def forget(self) -> None:
+        """Delete everything of this visitor. ValueError, with one sentence, while one of the sweeps is being run."""
+        with self.open() as store:
+            for plan in store.plans():
+                store.delete(plan)
         for path in self._runs.parent.glob(f"{self._runs.stem}.*"):
             path.unlink(missing_ok=True)
 

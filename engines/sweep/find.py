@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+
+from engines.sweep.front import Figure
+from engines.sweep.results import PointResult
+from engines.sweep.space import Point
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,27 @@ def search(count: int, floor: float) -> Search:
         "tried; near the floor the choice may be luck."
     )
     return Found(max(good, default=None), tried, False, note)
+
+
+def share_of_full(points: Iterable[PointResult], settings: Point, quality: Figure) -> float:
+    """Quality of a point as a share of the full model's. ValueError where the full model's is 0 or not measured."""
+    found = {point.settings: quality(point) for point in points}
+    full = found.get(())
+    if not full:
+        raise ValueError("The full model has no right answer here, so there is no share of its quality to keep.")
+    return (found.get(settings) or 0.0) / full
+
+
+def pick(points: Sequence[PointResult], cost: Figure, quality: Figure, floor: float) -> PointResult | None:
+    """Of measured points the cheapest that keeps that share of the full model's quality, then the best of equals."""
+    keeping = [
+        (at, -worth, place)
+        for place, point in enumerate(points)
+        if (at := cost(point)) is not None
+        and (worth := quality(point)) is not None
+        and share_of_full(points, point.settings, quality) >= floor
+    ]
+    return points[min(keeping)[2]] if keeping else None
 
 
 def _falls(tried: dict[int, float]) -> bool:

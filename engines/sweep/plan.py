@@ -81,6 +81,11 @@ class SweepPlan:
         """All runs of the sweep, the full model's included."""
         return len(self.points) * (self.items + len(self.timed) * (self.repeats - 1))
 
+    def places(self, points: Iterable[Point]) -> list[int]:
+        """Where those points stand; one that comes to the full model's settings has the full model's place."""
+        known = {key_of(point): place for place, point in enumerate(self.points)}
+        return [known[key_of(point)] for point in points]
+
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the plan: results of one plan are never mixed with another's."""

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from engines.agreement import Agreement
+from engines.compare import SideEvent
 from engines.config import CompressionConfig
 from engines.device.report import DeviceReading, PlacedPart, Placement
+from engines.divergence_report import Candidate, DivergenceReport, TokenDivergence, VisualAttention
 from engines.media import Media
 from engines.pruning import create
 from engines.reports import (
@@ -35,6 +38,8 @@ from engines.results import (
     StageStarted,
     TokenReady,
 )
+from engines.tokens.group import FrameGroup
+from engines.tokens.registry import TokenRegistry
 from engines.trace import STAGES, Span, Trace
 
 PER_TOKEN, LAST = ("decode", "detokenise"), "prefix-cache store"
@@ -151,6 +156,31 @@ def result(
     )
 
 
+def divergence_report(config: CompressionConfig | None = None, cut_short: bool = False) -> DivergenceReport:
+    """Three tokens of which the second differs; of six cells the compressed run dropped the last three, and the full
+    model looked before token n at cell n + 2."""
+    ours = Candidate(1, " red", 0.9), Candidate(2, " blue", 0.1)
+    theirs = Candidate(2, " blue", 0.7), Candidate(1, " <b>red", 0.3)
+    tokens = tuple(
+        TokenDivergence(index, 1, text, kl, index != 1, 0.9, 0.9 if index != 1 else 0.3, ours, theirs)
+        for index, (text, kl) in enumerate((("A", 0.0), (" <b>red", 1.5), (" circle", 0.25)))
+    )
+    shares = np.zeros((3, 6), dtype=np.float32)
+    shares[[0, 1, 2], [2, 3, 4]] = 1
+    registry = TokenRegistry.of(
+        np.array([9, 7, 7, 7, 7, 7, 7, 9]), np.zeros((3, 8), dtype=np.int64), [7],
+        [FrameGroup(0, "photo.png", "image", (0,), None, 2, 3)],
+    )  # fmt: skip
+    gone = np.arange(6) >= 3
+    return DivergenceReport(
+        tokens,
+        Agreement(3, 1.75 / 3, 0.25, None, 1.5, 2 / 3),
+        VisualAttention(shares, (0.5, 0.4, 0.3), registry, gone, gone),
+        config or CompressionConfig.full(),
+        cut_short,
+    )
+
+
 class FakeEngine:
     """Answers like a model would. `fail` is raised in the compressed run; `seen` records what was asked."""
 
@@ -197,6 +227,19 @@ class FakeEngine:
             CollapseLayer("layers.<0>", "language", 500, 0, 0, 5, 70_000.0),
         )
         return CollapseReport(layers, "float32", 20, 3)
+
+    def divergence(
+        self, request: RunRequest, config: CompressionConfig, answer: tuple[int, ...] = ()
+    ) -> Iterator[SideEvent | DivergenceReport]:
+        if self.fail is not None:
+            raise self.fail
+        for side in ("full", "compressed"):
+            for index in range(3):
+                self.pause.wait(10)
+                if request.cancel is not None and request.cancel.is_set():
+                    return
+                yield SideEvent(side, TokenReady(index, index, "a", 0.1))  # type: ignore[arg-type]
+        yield divergence_report(config)
 
     def run(self, request: RunRequest, config: CompressionConfig) -> Iterator[Event]:
         self.seen.append((request, config))
