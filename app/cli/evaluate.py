@@ -17,7 +17,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     evaluation = commands.add_parser(
         "eval",
         help="measure accuracy on the labelled benchmark",
-        description="Ask every question of a labelled set and print the accuracy by category, with 95 %% Wilson "
+        description="Ask every question of a labelled set and print the accuracy by category, with 95 % Wilson "
         "intervals. The result goes to stdout, progress to stderr.",
     )
     add_model_options(evaluation, default=argparse.SUPPRESS)

@@ -26,7 +26,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "robustness",
         "accuracy on noisy and distorted pictures, full and compressed",
         "Ask every question on clean pictures, with noise at 20, 15, 10 and 5 dB, and seen from aside at four "
-        "strengths, of the full and of the compressed model, and print the accuracy at each level with 95 %% Wilson "
+        "strengths, of the full and of the compressed model, and print the accuracy at each level with 95 % Wilson "
         "intervals and the difference to the clean level in points.",
     )
     robustness.set_defaults(command=robustness_command)

@@ -23,9 +23,9 @@ SLOTS, OPEN_SLOTS = 4, 2
 FIRST = ("pruning.keep_ratio", "experts.top_k")
 MOST_POINTS, MOST_TIMED, MOST_REPEATS = 200, 50, 20
 HINT = (
-    '<p class="hint">Every combination of the values is asked every question, beside the full model. Results are kept'
-    " run by run: a sweep that was stopped goes on where it ended, after a reload of the page too. Others who use this"
-    " server get their turns in between.</p>"
+    '<p class="hint">Every combination of the values is asked every question, beside the full model; where there are'
+    " more of them than points, some are drawn at random. Results are kept run by run: a sweep that was stopped goes on"
+    " where it ended, after a reload of the page too. Others who use this server get their turns in between.</p>"
 )
 OWN_HINT = (
     '<p class="hint">A row names media, question, and optionally answer and category; media are named by their file'
@@ -74,9 +74,8 @@ class SweepForm:
             )
             self.every = gr.Number(30, label="Every Nth question", precision=0, minimum=1, elem_id="sweep-every")
             self.most = gr.Number(
-                60, label="Points at most", info="More combinations than this are drawn from at random.", precision=0,
-                minimum=1, maximum=MOST_POINTS, elem_id="sweep-points",
-            )  # fmt: skip
+                60, label="Points at most", precision=0, minimum=1, maximum=MOST_POINTS, elem_id="sweep-points"
+            )
         with gr.Column(visible=False) as self.own:
             self.files = gr.File(label="Set and media", file_count="multiple", elem_id="sweep-files", height=150)
             gr.HTML(OWN_HINT)

@@ -10,11 +10,13 @@ from engines.sweep.runner import SweepProgress
 from engines.sweep.space import Point
 
 MOST_PROBLEMS = 20
+BUNDLED = {"all": "the benchmark", "stills": "the benchmark's stills", "clips": "the benchmark's clips"}
 SAME_QUESTIONS = "It was chosen on the same questions that judged it; on others it is likely a little lower."
 
 
 def standing(view: SweepView) -> str:
-    asked = f"{plural(len(view.plan.points) - 1, 'point')} and the full model on {view.set_name}"
+    set_name = BUNDLED.get(view.set_name, view.set_name)
+    asked = f"{plural(len(view.plan.points) - 1, 'point')} and the full model on {set_name}"
     if view.complete:
         return f"Done: {asked}, {plural(view.plan.items, 'question')}, {plural(view.plan.runs, 'run')}."
     return f"Stopped after {count(view.done)} of {plural(view.plan.runs, 'run')}: {asked}. Go on when you like."
