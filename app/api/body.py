@@ -15,21 +15,29 @@ BODY_S = 120
 
 
 async def pieces(request: Request, most: int) -> AsyncGenerator[bytes, None]:
-    """The body as it comes, up to `most` bytes; ApiError if it is larger or comes too slowly."""
+    """The body as it comes, up to `most` bytes; ApiError if it is larger or comes too slowly.
+
+    Of a larger one as much again is read and thrown away: a client that still sends when the line is closed sees a
+    broken line instead of the reason.
+    """
     sentence = f"The request is larger than {most / MIB:.0f} MiB; send fewer or smaller images and videos."
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length) > most:
+    header = request.headers.get("content-length", "")
+    length = int(header) if header.isdecimal() else 0
+    if length > 2 * most:
         raise too_large(sentence)
     total = 0
     try:
         async with asyncio.timeout(BODY_S):
             async for piece in request.stream():
                 total += len(piece)
-                if total > most:
+                if total > 2 * most:
                     raise too_large(sentence)
-                yield piece
+                if max(total, length) <= most:
+                    yield piece
     except TimeoutError:
         raise ApiError(408, f"The request did not arrive within {BODY_S} s.") from None
+    if max(total, length) > most:
+        raise too_large(sentence)
 
 
 async def whole(request: Request, most: int) -> bytes:

@@ -96,11 +96,11 @@ def sweep_front(points: Sequence[PointResult], cost: str, quality: str, chosen: 
         margin={"l": 64, "r": 20, "t": 40, "b": 52},
         legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
         xaxis={
-            "title": {"text": f"{COST_NAMES[cost]} ({unit}); less is better", "standoff": 8},
+            "title": {"text": f"{COST_NAMES[cost]} ({unit}); less is better", "standoff": 8, "font": {"size": 11}},
             "gridcolor": FAINT, "zeroline": False, "fixedrange": True, "nticks": 7,
         },
         yaxis={
-            "title": {"text": QUALITY_NAMES[quality], "standoff": 8},
+            "title": {"text": QUALITY_NAMES[quality], "standoff": 8, "font": {"size": 11}},
             "tickformat": "" if quality == "kl" else ".0%",
             # Better is up, whatever is shown.
             "autorange": "reversed" if quality == "kl" else True,
