@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from engines.config import CompressionConfig
     from engines.evaluation import Item
     from engines.judge.ask import Problem
+    from engines.judge.drift import Drift, Drifts
     from engines.judge.robustness import Robustness
 
 SETS = "all (1,500 questions, the default), stills (1,200) or clips (300)"
@@ -30,6 +31,18 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "intervals and the difference to the clean level in points.",
     )
     robustness.set_defaults(command=robustness_command)
+    drift = _parser(
+        commands,
+        "drift",
+        "how far answers and visual tokens drift from the full model's",
+        "Ask every question of the full and of the compressed model, and print how far the embeddings of their answers "
+        "and of their visual tokens are apart (1 - cosine; the 95th percentile warns above 0.15 and alarms above 0.18) "
+        "and whether the answers as a whole moved (Wasserstein distance beyond chance; alarm above 0.07).",
+    )
+    drift.add_argument(
+        "--clip", type=Path, metavar="FOLDER", help="embed answers and media with this CLIP model, not the checkpoint's"
+    )
+    drift.set_defaults(command=drift_command)
 
 
 def _parser(
@@ -132,6 +145,48 @@ def _robustness_words(found: Robustness) -> str:
     if found.unlabelled:
         lines.append(f"{found.unlabelled} questions without a right answer were left out.")
     return "\n".join(lines)
+
+
+def drift_command(options: argparse.Namespace) -> None:
+    from engines.judge import drift
+    from engines.judge.ask import Asker
+    from engines.judge.embeddings import ClipEmbeddings
+
+    config = compressed_config(options)
+    clip = ClipEmbeddings(options.clip) if options.clip else None
+    with questions(options) as (items, total):
+        engine = load(options)
+        engine.check(config)
+        found = last_of(drift.measure(Asker(engine), items, config, clip), total)
+    report(options, engine, config, found, _drift_words(found))
+
+
+def _drift_words(found: Drift) -> str:
+    lines = [
+        f"{found.done} questions, by {found.by}.",
+        f"{'drift (1 - cosine)':20}{'mean':>8}{'median':>8}{'95th':>8}   {'95 % interval':18}verdict",
+        _drift_line("answers", found.answers),
+        _drift_line("visual tokens", found.visual),
+    ]
+    shift = found.wasserstein
+    if shift is not None:
+        lines.append(
+            f"Wasserstein: {shift.drift:.3f} beyond the {shift.by_chance:.3f} that chance gives, "
+            f"p = {shift.p_value:.3f}: {'alarm' if shift.alarm else 'quiet'}"
+        )
+    if found.fit is not None:
+        lines.append(f"Media and answer, mean cosine: full {found.fit[0]:.3f}, compressed {found.fit[1]:.3f}")
+    worst = [item for item in found.worst(5) if item.answer >= 0.005]
+    lines += [f"{item.answer:.2f}  {item.question}  full: {item.full}  compressed: {item.compressed}" for item in worst]
+    return "\n".join(lines)
+
+
+def _drift_line(name: str, drifts: Drifts) -> str:
+    if drifts.p95 is None or drifts.p95_interval is None:
+        return f"{name:20}{'-':>8}{'-':>8}{'-':>8}"
+    low, high = drifts.p95_interval
+    interval = f"{low:.3f} to {high:.3f}"
+    return f"{name:20}{drifts.mean:>8.3f}{drifts.median:>8.3f}{drifts.p95:>8.3f}   {interval:18}{drifts.verdict}"
 
 
 def _problem_lines(problems: tuple[Problem, ...]) -> list[str]:

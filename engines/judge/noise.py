@@ -17,7 +17,8 @@ def snr_db(clean: np.ndarray, noisy: np.ndarray) -> float:
 
 
 def add_noise(frame: np.ndarray, target_db: float, rng: np.random.Generator) -> np.ndarray:
-    """A noisy copy of one frame, uint8 (height, width, 3), whose `snr_db` is the target to within a tenth of a dB.
+    """A noisy copy of one frame, uint8 (height, width, 3), whose `snr_db` is the target to within a tenth of a dB,
+    or 0.3 dB where the picture is of one colour.
 
     Half of the noise power is Gaussian, drawn for every channel; half is salt and pepper, pixels that are white or
     black whole. Power is the mean square of the pixels, 0 to 255. Clipping and rounding change the noise, so its

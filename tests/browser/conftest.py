@@ -48,11 +48,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    output = tmp_path_factory.mktemp("server") / "output.txt"
+    folder = tmp_path_factory.mktemp("server")
+    output, history = folder / "output.txt", folder / "history.sqlite"
     address = f"http://127.0.0.1:{port}"
     with output.open("w") as sink:
         process = subprocess.Popen(
-            [sys.executable, "launch.py", "--no-open", "--port", str(port)],
+            [sys.executable, "launch.py", "--no-open", "--port", str(port), "--history", str(history)],
             cwd=REPOSITORY,
             stdout=sink,
             stderr=subprocess.STDOUT,
