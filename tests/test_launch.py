@@ -64,6 +64,20 @@ def test_compare_on_real_files(media: list[Path]) -> None:
     assert "full: prefill" in done.stderr
 
 
+def test_judging_prints_both_sides_as_json() -> None:
+    common = ["clips", "--every", 150, "--json", "--set", "pruning.keep_ratio=0.5"]
+    done = launch("robustness", *common, timeout_s=240)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["questions"] == 2
+    assert len(found["levels"]) == 18
+    done = launch("drift", *common)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["answers"]["items"] == 2
+    assert found["visual_tokens"]["p95"] > 0
+
+
 def test_one_run_prints_its_result_as_json() -> None:
     done = launch("run", "-q", "Hello?", "--json", "--max-new-tokens", 3)
     assert done.returncode == 0, done.stderr
@@ -150,6 +164,9 @@ def test_check_says_what_works_and_why_not() -> None:
         (["run", "-q", "x", "--fps", "2", "--frames", "4"], 2, "exclude each other"),
         (["run", "-q", "x", "--repeats", "3"], 2, "--repeats needs --compare"),
         (["eval", "everything"], 2, "choose one of all, stills, clips"),
+        (["robustness", "everything"], 2, "choose one of all, stills, clips"),
+        (["drift", "--every", "0"], 2, "--every is 0"),
+        (["drift", "--clip", "/no/such/folder"], 2, "is not a folder"),
         (["eval", "--every", "0"], 2, "--every is 0"),
         (["eval", "--set", "pruning.keep_ratio=0"], 2, "above 0"),
         (["run", "-q", ""], 1, "The question is empty"),
