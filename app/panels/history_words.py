@@ -90,7 +90,7 @@ def card(entry: Summary) -> str:
     pairs = f", medians of {values['pairs']} pairs" if values["pairs"] > 1 else ""
     return (
         f'<article class="kept" data-entry="{entry.id}">{picture}<div>'
-        f"<h3>{escape(values['question'])}</h3><dl>{answers}"
+        f"<h3>{escape(values['question'])}</h3><dl class='facts'>{answers}"
         f"<dt>Settings</dt><dd>{escape(' '.join(values['settings'])) or 'all off'}</dd>"
         f"<dt>First token</dt><dd>{times} ({ratio(values['ttft_ratio'])}){pairs}</dd>"
         f"<dt>Made</dt><dd>{when(entry.made_at)}, {escape(values['model'])}, {escape(values['device'])}</dd></dl></div>"

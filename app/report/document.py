@@ -28,8 +28,6 @@ body { margin: 0; background: var(--background-fill-secondary); color: var(--bod
 .pair { margin-top: 10px; } .card { margin-top: 16px; overflow-wrap: anywhere; }
 h1 { font-size: 21px; } h2 { font-size: 15px; margin-bottom: 8px; } h3 { font-size: 13px; margin: 14px 0 6px; }
 details { margin-top: 8px; } summary { cursor: pointer; color: var(--body-text-color-subdued); font-size: 13px; }
-.facts { display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: 2px 18px; margin: 8px 0 0; }
-.facts dt { color: var(--body-text-color-subdued); } .facts dd { margin: 0; }
 .figures td.code, code { font-family: ui-monospace, monospace; font-size: 12.5px; overflow-wrap: anywhere; }
 .figures td.text { text-align: left; white-space: normal; min-width: 160px; }
 .answer .text { max-height: none; } .scroll { max-height: 520px; }
