@@ -12,7 +12,7 @@ import gradio as gr
 
 from app import plots
 from app.observed import WorkbenchEngine
-from app.panels.heatmap import plot_width
+from app.panels.heatmap import over_picture
 from app.panels.on_demand import OnDemandPanel
 from app.plots.divergence import differs, share, visible
 from app.plots.figure import SIDE_NAMES
@@ -144,17 +144,7 @@ class DivergencePanel(OnDemandPanel):
             why = ELSEWHERE if not session.comparison or not session.comparison.full.visual_tokens else UNSEEN
             return gr.update(visible=False), f'<p class="hint">{why}</p>'
         frame = attention.frames(index)[attention.most_missed(index)]
-        picture = session.pictures.get((frame.item, frame.frames[0]))
-        size = (picture.width, picture.height) if picture is not None else (frame.columns * 32, frame.rows * 32)
-        figure = plots.heatmap(
-            frame,
-            picture.url if picture is not None else None,
-            size,
-            "score",
-            0.65,
-            plot_width(session.page_px),
-            LEGEND,
-        )
+        figure = over_picture(session, frame, legend=LEGEND)
         return gr.update(value=plots.as_plot(figure), visible=True), _looked_html(attention, index, frame.name)
 
     def _shown(self, session: Session, said: str, *, busy: bool) -> list[Any]:

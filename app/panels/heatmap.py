@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import gradio as gr
+import plotly.graph_objects as go
 
 from app import plots
-from app.plots.heatmap import VIEWS
+from app.plots.heatmap import SCORE, VIEWS, View
 from app.session import Session
 from app.words import count, escape, percent, seconds
 from engines.reports import FramePruning, PruneReport
@@ -88,17 +89,18 @@ class HeatmapPanel:
         if not frames:
             return [gr.skip()] * 3
         shown = frames[min(max(int(frame), 1), len(frames)) - 1]
-        picture = session.pictures.get((shown.item, shown.frames[0]))
-        size = (picture.width, picture.height) if picture is not None else (shown.columns * 32, shown.rows * 32)
-        figure = plots.heatmap(
-            shown,
-            picture.url if picture is not None else None,
-            size,
-            "kept" if view == "kept" else "score",
-            opacity,
-            plot_width(session.page_px),
-        )
+        figure = over_picture(session, shown, "kept" if view == "kept" else "score", opacity)
         return [plots.as_plot(figure), detail_html(shown), plots.heatmap_table(shown)]
+
+
+def over_picture(
+    session: Session, frame: FramePruning, view: View = "score", opacity: float = OPACITY, legend: str = SCORE
+) -> go.Figure:
+    """The cells of an image or frame group over what the model saw of it, as wide as the visitor's page has room."""
+    picture = session.pictures.get((frame.item, frame.frames[0]))
+    size = (picture.width, picture.height) if picture is not None else (frame.columns * 32, frame.rows * 32)
+    url = picture.url if picture is not None else None
+    return plots.heatmap(frame, url, size, view, opacity, plot_width(session.page_px), legend)
 
 
 def plot_width(page_px: int) -> int:

@@ -228,10 +228,8 @@ def _line(point: PointResult, shown: Shown) -> str:
 
 
 def _detail(shown: Shown) -> str:
-    point, unplotted = (
-        shown.point,
-        sum(COSTS[shown.cost](one) is None or QUALITIES[shown.quality](one) is None for one in shown.view.points),
-    )
+    point, cost, quality = shown.point, COSTS[shown.cost], QUALITIES[shown.quality]
+    unplotted = sum(cost(one) is None or quality(one) is None for one in shown.view.points)
     lines = ""
     if unplotted:
         lines = f'<p class="hint">{plural(unplotted, "point")} without one of these figures: it was not measured.</p>'

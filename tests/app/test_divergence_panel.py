@@ -68,7 +68,7 @@ def test_a_token_shows_its_candidates_and_where_the_full_model_looked(panel: Div
     for index, dropped in ((0, 0), (1, 1), (2, 1)):
         figure, detail, looked = panel.choose(session, index)
         assert f'data-share="{dropped}"' in detail
-        assert list(figure.plot and plots.divergence(session.divergence, index).data[0].y) == [0.0, 1.5, 0.25]
+        assert figure == plots.as_plot(plots.divergence(session.divergence, index))
         assert looked["visible"] is True
     assert "<b>red" not in panel.choose(session, 1)[1]
     assert panel.choose(session, None) == [gr.skip()] * 3
